@@ -195,23 +195,29 @@ def count_pool_hits(
 ) -> HitCounts:
     """Hits in vLLM's pool: rules 1 to 11 of docs/simulator.md, with one request at a time; ``belady``: the bound."""
     # The other caches need no compiled code.
-    from sim.cache.sequential_pool import BeladyPool, SequentialPool, read_requests  # noqa: PLC0415
+    from sim.cache.belady import BeladyPool  # noqa: PLC0415
+    from sim.vllm.kvcache import single_group_cache  # noqa: PLC0415
+    from sim.workload.prompts import read_prompts  # noqa: PLC0415
 
-    requests = read_requests(in_file_order(hashed_batches(reader)), chains)
-    pool: SequentialPool | BeladyPool
-    pool = (BeladyPool if belady else SequentialPool)(requests, usable_blocks)
-    tokens = requests.prompt_tokens[pool.fits]
-    hit_blocks = int(pool.run().sum())
+    prompts = read_prompts(in_file_order(hashed_batches(reader)), chains)
+    fitting = prompts.take(prompts.fit(usable_blocks))
+    if belady:
+        pool = BeladyPool(fitting, usable_blocks)
+        hit_blocks, evicted_blocks = int(pool.run().sum()), pool.evicted_blocks
+    else:
+        cache = single_group_cache(chains.block_size, usable_blocks)
+        hit_blocks = sum(cache.serve_alone(request) for request in fitting.requests()) // chains.block_size
+        evicted_blocks = int(cache.evicted_blocks())
     return HitCounts(
         block_size=chains.block_size,
         usable_blocks=usable_blocks,
-        requests=len(pool.fits),
-        rejected=int((~pool.fits).sum()),
-        input_tokens=int(tokens.sum()),
-        lookup_blocks=int((tokens // chains.block_size).sum()),
+        requests=len(prompts),
+        rejected=len(prompts) - len(fitting),
+        input_tokens=int(fitting.prompt_tokens.sum()),
+        lookup_blocks=int((fitting.prompt_tokens // chains.block_size).sum()),
         hit_blocks=hit_blocks,
         hit_tokens=hit_blocks * chains.block_size,
-        evicted_blocks=pool.evicted_blocks,
+        evicted_blocks=evicted_blocks,
     )
 
 

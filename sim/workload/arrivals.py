@@ -142,7 +142,7 @@ class BatchPlan:
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             runs=runs,
-            prompt_logprobs=unread_prompts(batch),
+            prompt_logprobs=batch.numbers("prompt_logprobs"),
             abort_after_ms=np.where(_is(batch, "ok"), np.nan, e2e_ms),
             recorded_e2e_ms=e2e_ms,
             parents=np.full(count, NOBODY),
@@ -194,11 +194,6 @@ def plan_arrivals(
         arrivals.ids, batch.words("parent_id"), arrivals.arrival_ms, arrivals.recorded_e2e_ms, batch.times("think_ms")
     )
     return replace(arrivals, parents=parents, think_ms=think_ms)
-
-
-def unread_prompts(batch: Batch) -> IntArray:
-    """1 for each request whose prompt is looked up in no prefix cache, else 0."""
-    return batch.numbers("prompt_logprobs")
 
 
 def asked_tokens(batch: Batch) -> IntArray:
