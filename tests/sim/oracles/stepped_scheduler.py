@@ -1,6 +1,6 @@
 """The scheduler one call at a time, for tests that look at every step. It tells blocks by what they hold."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.kvcache import SingleGroupCache
 from sim.vllm.request import ANY_HITS, Request
 from sim.vllm.scheduler import Step
-from sim.vllm.segments import KNOWN, Copy
+from sim.vllm.segments import KNOWN, Copy, SegmentPool
 from tests.sim.oracles.readable.request import Request as ReadableRequest
 
 Content = tuple[int, int]
@@ -83,41 +83,40 @@ class SteppedScheduler:
         """Places preempted in a step."""
         return [int(request.index) for request in self._steps[slot].preempted]
 
-    def free_contents(self) -> list[Content | None]:
-        """What the free blocks hold, next to be taken first; None: nothing known."""
-        contents: list[Content | None] = [None] * int(self.pool.num_unhashed)
-        for copy in self._free_copies():
-            contents += reversed(self._contents(copy))
-        return contents
-
-    def holders(self) -> dict[Content, int]:
-        """Of every cached block, how many hold it."""
-        found: dict[Content, int] = {}
-        for segment in self.pool._known.values():
-            copy = segment.copy
-            while True:
-                found |= dict.fromkeys(self._contents(copy), int(copy.references))
-                copy = copy.next_twin
-                if copy is segment.copy:
-                    break
-        return found
-
     def stats(self) -> tuple[int, int, int]:
         stats = self.scheduler.stats
         return int(stats.requests), int(stats.query_tokens), int(stats.hit_tokens)
 
-    def _free_copies(self) -> Iterator[Copy]:
-        copy = self.pool._queue.after
-        while copy is not self.pool._queue:
-            yield copy
-            copy = copy.after
 
-    def _contents(self, copy: Copy) -> list[Content]:
-        """Of one copy's blocks, root first."""
-        segment = copy.segment
-        assert segment.owner == KNOWN, "the workloads' keys are all known"
-        place_in_line, line = 0, segment.copy
-        while line is not copy:
-            line, place_in_line = line.next_twin, place_in_line + 1
-        keys = [segment.keys[segment.base + depth] for depth in range(segment.start, segment.end)]
-        return [(int(key), place_in_line) for key in keys]
+def free_contents(pool: SegmentPool) -> list[Content | None]:
+    """What the free blocks hold, next to be taken first; None: nothing known."""
+    contents: list[Content | None] = [None] * int(pool.num_unhashed)
+    copy = pool._queue.after
+    while copy is not pool._queue:
+        contents += reversed(_contents(copy))
+        copy = copy.after
+    return contents
+
+
+def holders(pool: SegmentPool) -> dict[Content, int]:
+    """Of every cached block, how many hold it."""
+    found: dict[Content, int] = {}
+    for segment in pool._known.values():
+        copy = segment.copy
+        while True:
+            found |= dict.fromkeys(_contents(copy), int(copy.references))
+            copy = copy.next_twin
+            if copy is segment.copy:
+                break
+    return found
+
+
+def _contents(copy: Copy) -> list[Content]:
+    """Of one copy's blocks, root first."""
+    segment = copy.segment
+    assert segment.owner == KNOWN, "the workloads' keys are all known"
+    place_in_line, line = 0, segment.copy
+    while line is not copy:
+        line, place_in_line = line.next_twin, place_in_line + 1
+    keys = [segment.keys[segment.base + depth] for depth in range(segment.start, segment.end)]
+    return [(int(key), place_in_line) for key in keys]

@@ -1,34 +1,60 @@
 """The scheduler's literal steps, with the rule each follows from (docs/simulator.md)."""
 
+import numpy as np
 import pytest
 
+from measure.cache.vectors import integers
+from sim.engine.simulation import make_scheduler
 from sim.vllm.config import EngineConfig
-from tests.sim.oracles.integrity import check_pool, check_readable
-from tests.sim.oracles.readable.request import Request
-from tests.sim.oracles.readable.scheduler import Scheduler, Step
+from sim.vllm.kvcache import SingleGroupCache
+from sim.vllm.request import FINISHED, NOT_ADMITTED, WAITING, Request
+from sim.vllm.scheduler import Scheduler, Step
+from sim.vllm.segments import SegmentPool
+from tests.sim.oracles.integrity import check_scheduler
+from tests.sim.oracles.stepped_scheduler import Content, free_contents, holders
 from tracefile.records.errors import InputError
 
 
 def engine(usable: int = 20, **settings: int | bool | str) -> Scheduler:
     defaults: dict[str, int | bool | str] = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 16}
-    return Scheduler(EngineConfig(num_gpu_blocks=usable + 1, **{**defaults, **settings}))  # type: ignore[arg-type]
+    return make_scheduler(EngineConfig(num_gpu_blocks=usable + 1, **{**defaults, **settings}))  # type: ignore[arg-type]
 
 
-def request(name: str, prompt: int, output: int, family: int = 0, block_size: int = 4) -> Request:
-    """Requests of one family share their chain; each block's key is the family and its place."""
-    return Request(name, prompt, output, [1000 * family + i for i in range((prompt + output - 1) // block_size)])
+def pool_of(scheduler: Scheduler) -> SegmentPool:
+    assert isinstance(scheduler.cache, SingleGroupCache)
+    return scheduler.cache.pool
+
+
+def request(
+    name: str, prompt: int, output: int, family: int = 0, *, keys: int = 9, limit: int = 0, hits: int = 9
+) -> Request:
+    """Requests of one family share their chain; each block's key is the family and its depth. ``limit``: of tokens."""
+    chain = integers(np.arange(keys) + 1000 * family)
+    index = sum(name.encode())
+    return Request(name, prompt, output, chain, known_keys=keys, index=index, token_limit=limit, hit_limit=hits)
 
 
 def shares(step: Step) -> list[tuple[str, int, int]]:
-    return [(s.request.request_id, s.num_tokens, s.depth) for s in step.scheduled]
+    return [(share.request.request_id, share.num_tokens, share.depth) for share in step.shares[: step.count]]
+
+
+def schedule(scheduler: Scheduler) -> Step:
+    step = Step()
+    assert scheduler.schedule(step) == len(step.preempted)
+    check_scheduler(scheduler)
+    return step
 
 
 def run_step(scheduler: Scheduler) -> list[tuple[str, int, int]]:
-    step = scheduler.schedule()
-    check_readable(scheduler)
+    step = schedule(scheduler)
     scheduler.finish_step(step)
-    check_readable(scheduler)
+    check_scheduler(scheduler)
     return shares(step)
+
+
+def cached(scheduler: Scheduler) -> dict[Content, int]:
+    """Holders of each cached block."""
+    return holders(pool_of(scheduler))
 
 
 def test_a_prompt_is_computed_in_chunks_and_then_decoded_token_by_token() -> None:
@@ -41,21 +67,20 @@ def test_a_prompt_is_computed_in_chunks_and_then_decoded_token_by_token() -> Non
     assert a.num_generated == 1  # the prompt's last chunk samples the first token
     assert run_step(scheduler) == [("a", 1, 9)]
     assert run_step(scheduler) == [("a", 1, 10)]
-    assert a.state == "finished"
-    assert not scheduler.has_work
+    assert a.status == FINISHED
+    assert not scheduler.has_work()
     # Rule 11: ceil((9 + 3 - 1) / 4) = 3 blocks were held, of which the two full ones stay cached.
-    assert scheduler.pool.free_order()[-2:] == [2, 1]
-    assert [scheduler.pool.key_of(block) for block in (1, 2, 3)] == [0, 1, None]
+    assert free_contents(pool_of(scheduler)) == [None] * 18 + [(1, 0), (0, 0)]
 
 
-def test_a_chain_has_a_key_for_every_block_that_gets_full() -> None:
-    # Of 13 tokens the last one's KV is never computed: 12 // 4 = 3 blocks get full, of 12 tokens only two.
-    engine().add(Request("whole", 9, 4, [1, 2, 3]))
-    with pytest.raises(ValueError, match="request short: its chain of 2 keys is too short"):
-        engine().add(Request("short", 9, 4, [1, 2]))
-    engine().add(Request("shorter", 9, 3, [1, 2]))
-    with pytest.raises(ValueError, match="its chain of 1 keys is too short"):
-        engine().add(Request("short", 9, 3, [1]))
+def test_blocks_behind_the_known_keys_are_private() -> None:
+    scheduler = engine()
+    scheduler.add(request("a", 9, 4, keys=1))
+    while scheduler.has_work():
+        run_step(scheduler)
+    scheduler.add(b := request("b", 9, 4, keys=3))
+    run_step(scheduler)
+    assert b.cached_tokens == 4
 
 
 def test_running_requests_go_first_and_waiting_ones_share_what_is_left() -> None:
@@ -76,7 +101,7 @@ def test_blocks_can_be_hit_within_the_step_that_fills_them() -> None:
     # Rule 10: a's two full blocks are there when b is looked up, before anything has run.
     assert run_step(scheduler) == [("a", 10, 0), ("b", 2, 8)]
     assert b.cached_tokens == 8
-    assert b.blocks[:2] == [1, 2]
+    assert cached(scheduler) == {(0, 0): 2, (1, 0): 2}
 
 
 def test_chunks_become_visible_one_by_one() -> None:
@@ -100,10 +125,9 @@ def test_a_prompt_of_full_blocks_recomputes_its_last() -> None:
     scheduler.add(b)
     assert run_step(scheduler) == [("b", 4, 4)]  # rule 6: at most (8 - 1) // 4 = 1 block
     assert b.cached_tokens == 4
-    check_pool(scheduler.pool, [])
     # Rule 7: the second copy of block 1 is cached behind the first, both with key 1.
-    assert [scheduler.pool.key_of(block) for block in (1, 2, 3)] == [0, 1, 1]
-    assert scheduler.pool.lookup([0, 1], 2) == [1, 2]
+    assert cached(scheduler) == {(0, 0): 0, (1, 0): 0, (1, 1): 0}
+    assert pool_of(scheduler).lookup(request("c", 9, 1), 2) == 2
 
 
 def test_admission_needs_the_whole_prompt_to_fit_and_the_head_blocks_the_rest() -> None:
@@ -118,13 +142,14 @@ def test_admission_needs_the_whole_prompt_to_fit_and_the_head_blocks_the_rest() 
 
 
 def test_a_step_at_rest_is_composed_once_if_it_serves_anybody() -> None:
-    assert engine().schedule_at_rest() == Step()  # nothing to do is no reason to try again
+    step = Step()
+    assert (engine().schedule_at_rest(step), step.count) == (0, 0)  # nothing to do is no reason to try again
     scheduler = engine(usable=5, max_num_batched_tokens=64)
     a, b = request("a", 8, 8, family=1), request("b", 8, 3, family=2)
     scheduler.add(a)
     scheduler.add(b)
     run_step(scheduler)
-    step = scheduler.schedule_at_rest()
+    assert scheduler.schedule_at_rest(step) == 1
     assert (shares(step), step.preempted) == ([("a", 1, 8)], [b])
     assert a.num_computed == 9
 
@@ -139,7 +164,7 @@ def test_idle_hits_count_against_the_free_blocks() -> None:
     scheduler.add(c)
     # Rule 8: c needs 4 - 2 hits + 2 hits at reference 0 = 4 blocks and 3 are free.
     assert run_step(scheduler) == [("b", 1, 12)]
-    assert c.cached_tokens is None
+    assert c.cached_tokens == NOT_ADMITTED
     assert scheduler.stats.requests == 2  # rule 14: an attempt that fails is not counted
 
 
@@ -149,21 +174,21 @@ def test_the_last_running_request_is_preempted_and_recomputed_over_its_answer() 
     scheduler.add(a)
     scheduler.add(b)
     assert run_step(scheduler) == [("a", 8, 0), ("b", 8, 0)]  # 4 of 5 blocks
-    step = scheduler.schedule()
+    step = schedule(scheduler)
     # Both have 9 tokens and need a third block; a gets the last one, b has to give way (rule 13) …
     assert shares(step) == [("a", 1, 8)]
     assert step.preempted == [b]
-    assert (b.num_computed, b.num_generated, b.blocks) == (0, 1, [])
+    assert (b.num_computed, b.num_generated, b.num_blocks) == (0, 1, 0)
     assert list(scheduler.waiting) == [b]
     scheduler.finish_step(step)
     # … and is looked up again over prompt + generated: its two own blocks, of which both count as the limit is
     # (9 - 1) // 4 = 2. Admitting it needs 3 - 2 + 2 = 3 blocks, and only 2 are free until a ends.
-    while a.state != "finished":
+    while a.status != FINISHED:
         assert [name for name, *_ in run_step(scheduler)] == ["a"]
-    step = scheduler.schedule()
+    step = schedule(scheduler)
     # a's decode took one of the freed blocks, so the leaf is gone and one block is hit.
     assert shares(step) == [("b", 5, 4)]
-    assert step.admitted == [b]
+    assert step.admitted == 1
     assert (b.preemptions, b.cached_tokens) == (1, 0)  # reported: what the first admission hit
     scheduler.finish_step(step)
     assert (scheduler.stats.requests, scheduler.stats.hit_tokens) == (2, 0)  # the second admission is not counted
@@ -175,7 +200,7 @@ def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
     scheduler.add(request("b", 8, 3, family=2))
     run_step(scheduler)
     scheduler.add(request("c", 1, 1, family=3))
-    step = scheduler.schedule()
+    step = schedule(scheduler)
     assert [victim.request_id for victim in step.preempted] == ["b"]
     assert shares(step) == [("a", 1, 8)]  # c would fit: two blocks are free again
     assert [waiting.request_id for waiting in scheduler.waiting] == ["b", "c"]
@@ -188,11 +213,11 @@ def test_a_request_alone_may_preempt_itself() -> None:
     scheduler.add(b)
     scheduler.add(a)
     run_step(scheduler)
-    step = scheduler.schedule()
+    step = schedule(scheduler)
     assert shares(step) == [("b", 1, 4)]
     assert step.preempted == [a]
     scheduler.finish_step(step)
-    while scheduler.has_work:
+    while scheduler.has_work():
         run_step(scheduler)
     assert (a.num_generated, b.num_generated) == (6, 4)
 
@@ -201,33 +226,33 @@ def test_composing_a_step_ahead_makes_an_arrival_wait_a_step_longer() -> None:
     scheduler = engine()
     a = request("a", 4, 4, family=1)
     scheduler.add(a)
-    first = scheduler.schedule()
-    second = scheduler.schedule()  # while the first runs: on a placeholder for the token it will sample
+    first = schedule(scheduler)
+    second = schedule(scheduler)  # while the first runs: on a placeholder for the token it will sample
     assert (shares(first), shares(second)) == ([("a", 4, 0)], [("a", 1, 4)])
     scheduler.add(request("b", 2, 1, family=2))  # arrives during the first step, misses the second
     scheduler.finish_step(first)
-    third = scheduler.schedule()
+    third = schedule(scheduler)
     assert shares(third) == [("a", 1, 5), ("b", 2, 0)]
     scheduler.finish_step(second)
-    fourth = scheduler.schedule()
+    fourth = schedule(scheduler)
     assert shares(fourth) == [("a", 1, 6)]
     scheduler.finish_step(third)
     # a's last token is on its way and its number is known: no step is wasted on it.
-    assert shares(scheduler.schedule()) == []
+    assert shares(schedule(scheduler)) == []
     assert scheduler.finish_step(fourth) == [a]
-    check_readable(scheduler)
+    check_scheduler(scheduler)
 
 
 def test_an_end_that_the_engine_cannot_foresee_costs_a_step_more() -> None:
     scheduler = engine()
-    a = Request("a", 4, 1, [0], max_tokens=100)
+    a = request("a", 4, 1, limit=104)
     scheduler.add(a)
-    first, second = scheduler.schedule(), scheduler.schedule()
+    first, second = schedule(scheduler), schedule(scheduler)
     assert shares(second) == [("a", 1, 4)]
     assert scheduler.finish_step(first) == [a]
     assert scheduler.finish_step(second) == []  # its token is thrown away
     assert a.num_generated == 1
-    check_readable(scheduler)
+    check_scheduler(scheduler)
 
 
 def test_a_token_in_flight_survives_the_preemption_of_its_request() -> None:
@@ -235,15 +260,15 @@ def test_a_token_in_flight_survives_the_preemption_of_its_request() -> None:
     a, b = request("a", 8, 8, family=1), request("b", 8, 2, family=2)
     scheduler.add(a)
     scheduler.add(b)
-    first = scheduler.schedule()
-    second = scheduler.schedule()  # a takes the fifth block, b none: preempted with its first token in flight
+    first = schedule(scheduler)
+    second = schedule(scheduler)  # a takes the fifth block, b none: preempted with its first token in flight
     assert second.preempted == [b]
     assert b.num_generated == 0
     scheduler.finish_step(first)
     assert b.num_generated == 1
-    assert b.state == "waiting"
+    assert b.status == WAITING
     assert list(scheduler.waiting) == [b]
-    check_readable(scheduler)
+    check_scheduler(scheduler)
 
 
 def test_abort_frees_at_once_wherever_the_request_is() -> None:
@@ -251,14 +276,14 @@ def test_abort_frees_at_once_wherever_the_request_is() -> None:
     running, waiting = request("running", 8, 4), request("waiting", 8, 4)
     scheduler.add(running)
     scheduler.add(waiting)
-    step = scheduler.schedule()
+    step = schedule(scheduler)
     scheduler.abort(waiting)
     scheduler.abort(running)
     scheduler.abort(running)
-    assert scheduler.pool.num_free == 20
-    assert not scheduler.has_work
+    assert pool_of(scheduler).num_free == 20
+    assert not scheduler.has_work()
     assert scheduler.finish_step(step) == []  # what it was computing is thrown away
-    check_readable(scheduler)
+    check_scheduler(scheduler)
 
 
 def test_requests_that_never_fit_are_refused() -> None:
@@ -270,10 +295,8 @@ def test_requests_that_never_fit_are_refused() -> None:
     assert not roomy.accepts(request("d", 16, 2))
     with pytest.raises(ValueError, match="d: 18 tokens do not fit"):
         roomy.add(request("d", 16, 2))
-    with pytest.raises(ValueError, match="chain of 0 keys is too short"):
-        roomy.add(Request("e", 8, 2, []))
     with pytest.raises(ValueError, match="at least one token"):
-        Request("f", 0, 1, [])
+        request("f", 0, 1)
 
 
 def test_settings_no_engine_could_have_are_refused() -> None:
@@ -285,13 +308,12 @@ def test_a_prompt_whose_log_probabilities_are_asked_for_is_computed_whole_and_ca
     scheduler = engine()
     scheduler.add(request("a", 9, 1))
     assert run_step(scheduler) == [("a", 9, 0)]
-    scored = request("b", 9, 1)
-    scored.prompt_logprobs = True
+    scored = request("b", 9, 1, hits=0)
     scheduler.add(scored)
     assert run_step(scheduler) == [("b", 9, 0)]  # vLLM's skip_reading_prefix_cache
     assert scored.cached_tokens == 0
     assert scheduler.stats.requests == 1  # only the lookup of a
-    # Rule 7: its full blocks stand in line behind those of a. It began with block 3, which a left unhashed at the head.
-    assert [scheduler.pool.key_of(block) for block in (1, 2, 3, 4)] == [0, 1, 0, 1]
+    # Rule 7: its full blocks stand in line behind those of a.
+    assert cached(scheduler) == {(0, 0): 0, (1, 0): 0, (0, 1): 0, (1, 1): 0}
     scheduler.add(request("c", 9, 1))
     assert run_step(scheduler) == [("c", 1, 8)]

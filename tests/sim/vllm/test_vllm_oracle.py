@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sim.vllm.config import EngineConfig
+from tests.sim.oracles import stepped_scheduler as stepped
 from tests.sim.oracles.integrity import check_readable
 from tests.sim.oracles.readable.hybrid import HybridScheduler, make_scheduler
 from tests.sim.oracles.readable.pool import BlockPool
@@ -145,13 +146,19 @@ def product_steps(workload: Workload) -> list[dict[str, Any]]:
         described = {
             "scheduled": [[specs[place]["id"], tokens, depth] for place, tokens, depth in scheduler.shares(slot)],
             "preempted": sorted(specs[place]["id"] for place in scheduler.preempted(slot)),
-            "contents_scheduled": scheduler.free_contents(),
+            "contents_scheduled": stepped.free_contents(scheduler.pool),
             "stats": [new - old for new, old in zip(scheduler.stats(), before, strict=True)],
         }
         in_flight.append(slot)
         if len(in_flight) >= (2 if config.async_scheduling else 1):
             scheduler.finish_step(in_flight.popleft())
-        steps.append({**described, "contents_finished": scheduler.free_contents(), "holders": scheduler.holders()})
+        steps.append(
+            {
+                **described,
+                "contents_finished": stepped.free_contents(scheduler.pool),
+                "holders": stepped.holders(scheduler.pool),
+            }
+        )
     return steps
 
 
