@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from sim.cache import hybrid
-from sim.cache.sequential_pool import BeladyPool, SequentialPool, read_requests
+from sim.cache.belady import BeladyPool
 from sim.llamacpp.config import SlotConfig, slot_config
 from sim.llamacpp.slots import Chain, Slot, SlotCache
 from sim.sglang.config import RadixConfig, radix_config
 from sim.sglang.radix import RadixPool
 from sim.vllm.config import MOST
+from sim.vllm.kvcache import single_group_cache
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import (
     Chains,
@@ -27,6 +28,7 @@ from sim.workload.chain import (
     in_file_order,
     tokens_computed,
 )
+from sim.workload.prompts import read_prompts
 from tracefile.commandline.configfile import given_flags
 from tracefile.files.reading import TraceReader, open_trace
 from tracefile.records.errors import InputError
@@ -156,21 +158,25 @@ def count_pool_hits(
     reader: TraceReader, chains: Chains, usable_blocks: int | None, *, belady: bool = False
 ) -> HitCounts:
     """Hits in vLLM's pool: rules 1 to 11 of docs/simulator.md, with one request at a time; ``belady``: the bound."""
-    requests = read_requests(in_file_order(hashed_batches(reader)), chains)
-    pool: SequentialPool | BeladyPool
-    pool = (BeladyPool if belady else SequentialPool)(requests, usable_blocks)
-    tokens = requests.prompt_tokens[pool.fits]
-    hit_blocks = int(pool.run().sum())
+    prompts = read_prompts(in_file_order(hashed_batches(reader)), chains)
+    fitting = prompts.take(prompts.fit(usable_blocks))
+    if belady:
+        pool = BeladyPool(fitting, usable_blocks)
+        hit_blocks, evicted_blocks = int(pool.run().sum()), pool.evicted_blocks
+    else:
+        cache = single_group_cache(chains.block_size, usable_blocks)
+        hit_blocks = sum(cache.serve_alone(request) for request in fitting.requests()) // chains.block_size
+        evicted_blocks = int(cache.evicted_blocks())
     return HitCounts(
         block_size=chains.block_size,
         usable_blocks=usable_blocks,
-        requests=len(pool.fits),
-        rejected=int((~pool.fits).sum()),
-        input_tokens=int(tokens.sum()),
-        lookup_blocks=int((tokens // chains.block_size).sum()),
+        requests=len(prompts),
+        rejected=len(prompts) - len(fitting),
+        input_tokens=int(fitting.prompt_tokens.sum()),
+        lookup_blocks=int((fitting.prompt_tokens // chains.block_size).sum()),
         hit_blocks=hit_blocks,
         hit_tokens=hit_blocks * chains.block_size,
-        evicted_blocks=pool.evicted_blocks,
+        evicted_blocks=evicted_blocks,
     )
 
 

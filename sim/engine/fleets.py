@@ -9,7 +9,7 @@ from measure.cache.vectors import floats
 from sim.engine.deployment import Deployment
 from sim.engine.fleet import NONE, Fleet, Life
 from sim.engine.results import RequestResult, results_of
-from sim.engine.simulatedrequest import SimulatedRequest
+from sim.engine.simulatedrequest import AS_RECORDED, SimulatedRequest
 from sim.engine.simulation import make_engine, request_columns, seen_ms_of
 from sim.engine.tiers import TierTraffic, traffic_of
 from sim.latency.modelfile import Model
@@ -68,7 +68,7 @@ class FleetLoad:
                 result.record.upstream = name
                 yield result
         for result in self._results_in(np.flatnonzero(life_of == NONE), self.fleet.lives[0]):
-            if result.outcome != "as_recorded":
+            if result.request.outcome != AS_RECORDED:
                 result.record.upstream = None
             yield result
 

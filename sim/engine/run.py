@@ -123,7 +123,7 @@ def summarise(records: Sequence[Record], preemptions: int, steps: int) -> Summar
     return Summary(
         requests=len(records),
         not_ok=sum(record.status != "ok" for record in records),
-        unservable=sum(record.error == outcomes.FAILURES["unservable"] for record in records),
+        unservable=sum(record.error == outcomes.TOO_LONG for record in records),
         prompt_tokens=sum(record.prompt_tokens or 0 for record in counted),
         cached_tokens=sum(record.cached_tokens or 0 for record in counted),
         preemptions=preemptions,

@@ -200,14 +200,12 @@ def _prepare(loaded: Loaded, variant: Variant) -> list[Capture]:
 
 def _uncached(captures: Sequence[Capture]) -> FloatArray:
     """Uncached tokens of each request with a TTFT."""
-    return np.array(
-        [
-            capture.arrivals[place].prompt_tokens - capture.cached_tokens[place]
-            for capture in captures
-            for place in range(len(capture.records))
-            if capture.arrivals[place].kind == "runs" and capture.records[place].ttft_ms is not None
-        ]
-    )
+    uncached = []
+    for capture in captures:
+        is_seen = np.array([record.ttft_ms is not None for record in capture.records], bool)
+        tokens = capture.arrivals.prompt_tokens - np.array(capture.cached_tokens, np.int64)
+        uncached.append(tokens[capture.arrivals.runs & is_seen])
+    return np.concatenate(uncached)
 
 
 def _gaps(captures: Sequence[Capture]) -> int:

@@ -20,6 +20,7 @@ from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import NOISE, STEP, load
+from tests.sim.oracles.arrival import objects
 from tests.sim.oracles.slow_fleet import SlowFleet
 from tracefile.records.schema import Meta, SessionId
 
@@ -71,7 +72,7 @@ def test_sessions_over_engines_equal_the_slow_fleet(arrivals: Arrivals, engines:
     is_shared = engines[0].model.frontend_placement == "shared_core"
     speeds = [1.0, 0.5, 1.0][: len(engines)] if mixed else []
     router = make_router(parse_route(route), names, capacity_blocks=59, costs=costs, speeds=speeds)
-    slow = SlowFleet(arrivals.objects(), engines, router, 7)
+    slow = SlowFleet(objects(arrivals), engines, router, 7)
     slow.run()
     requests = found.load.requests
     assert {place: engine for place, engine in enumerate(found.engine_of) if engine >= 0} == slow.engine_of

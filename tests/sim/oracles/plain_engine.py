@@ -9,7 +9,7 @@ from sim.latency.modelfile import Model
 from sim.latency.noisetables import frontend_factors
 from sim.latency.stepcost import NUM_ROW_TERMS, NUM_STEP_TERMS
 from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import Arrival
+from tests.sim.oracles.arrival import Arrival
 from tests.sim.oracles.readable.hybrid import make_scheduler
 from tests.sim.oracles.readable.noise import StepNoise
 from tests.sim.oracles.readable.pool import BlockPool
