@@ -4,10 +4,9 @@ A member is a draw of the model's parameters times one speed for the whole run, 
 keep their noise under another cache, rate or setting, so that most of it cancels in the difference member by member.
 """
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -26,12 +25,15 @@ from sim.latency.modelfile import Model, Parameter
 from sim.latency.noise import WIDEST_LOG
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
+from tracefile.commandline.workers import results
 from tracefile.records.arrays import FloatArray, IntArray
 
 MOST_GAPS = 1 << 17
 """Gaps kept of a member; of more, every n-th."""
 RunOne = Callable[[Model, int | None], dict[str, npt.NDArray[Any]]]
 """Runs a load on a member's model with a noise seed; returns a column for each field of ``Forecast``."""
+LayOut = Callable[[Arrivals], RunOne]
+"""Lays a load out for the runs of all members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,39 +92,55 @@ def forecast(
     *,
     seed: int | None = 0,
     done: Callable[[], object] = lambda: None,
-    threads: int | None = None,
-    run_one: RunOne | None = None,
+    procs: int | None = None,
+    lay_out: LayOut | None = None,
     deployment: Deployment | None = None,
 ) -> Forecast:
-    """Run ``arrivals`` on every member, ``threads`` at a time, None: one per core; ``done`` is called after each.
+    """Run ``arrivals`` on every member; ``done`` is called after each. ``procs``: see ``results``.
 
-    Member i's noise depends on ``seed`` and i alone; None: the noise's medians. ``run_one``: runs a member and returns
-    its columns (``sim.forecast.fleets``); None: one engine, with the memory of ``deployment``.
+    Member i's noise depends on ``seed`` and i alone; None: the noise's medians. ``lay_out``: prepares the runs
+    (``sim.forecast.fleets``); None: of one engine, with the memory of ``deployment``.
     """
-    run_one = run_one or _on_one_engine(arrivals, config, deployment)
+    needed = arrivals
+    if lay_out is None:  # only a router reads records
+        needed = replace(arrivals, sources=())
+        lay_out = partial(_on_one_engine, config=config, deployment=deployment)
+    run_member, by_number = _MemberRuns(needed, members, seed, lay_out), dict[int, dict[str, npt.NDArray[Any]]]()
+    for number, columns in results(run_member, range(len(members)), procs=procs):
+        by_number[number] = columns
+        done()
+    seen = [by_number[number] for number in range(len(members))]
+    gaps_ms = tuple(one.pop("gaps_ms") for one in seen)
+    stacked = {name: np.stack([one[name] for one in seen]) for name in seen[0]}
+    return Forecast(arrivals, config, gaps_ms=gaps_ms, **stacked)
 
-    def run_member(number: int) -> dict[str, npt.NDArray[Any]]:
+
+@dataclass(frozen=True)
+class _MemberRuns:
+    """Runs a member by its number; sent to each process, which lays the load out before its first member."""
+
+    arrivals: Arrivals
+    members: Sequence[Model]
+    seed: int | None
+    lay_out: LayOut
+
+    @cached_property
+    def _run_one(self) -> RunOne:
+        return self.lay_out(self.arrivals)
+
+    def __call__(self, number: int) -> dict[str, npt.NDArray[Any]]:
         noise_seed = None
-        if seed is not None:
-            sequence = np.random.SeedSequence((seed & 0xFFFFFFFFFFFFFFFF, number))
+        if self.seed is not None:
+            sequence = np.random.SeedSequence((self.seed & 0xFFFFFFFFFFFFFFFF, number))
             noise_seed = int(sequence.generate_state(1, np.uint64)[0])
-        return run_one(members[number], noise_seed)
+        columns = self._run_one(self.members[number], noise_seed)
+        return {**columns, "gaps_ms": _thinned(columns["gaps_ms"])}
 
-    seen = []
-    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
-        try:
-            for one in pool.map(run_member, range(len(members))):
-                seen.append(one)
-                done()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    gaps_ms = tuple(_thinned(one.pop("gaps_ms")) for one in seen)
-    columns = {name: np.stack([one[name] for one in seen]) for name in seen[0]}
-    return Forecast(arrivals, config, gaps_ms=gaps_ms, **columns)
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def _on_one_engine(arrivals: Arrivals, config: EngineConfig, deployment: Deployment | None) -> RunOne:
+def _on_one_engine(arrivals: Arrivals, *, config: EngineConfig, deployment: Deployment | None) -> RunOne:
     columns = request_columns(arrivals, config.block_size)
     return lambda member, seed: _seen(simulate(arrivals, config, member, seed, columns=columns, deployment=deployment))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from sim.forecast.captured import Load
 from sim.forecast.ensemble import Forecast, RunOne, forecast, seen_columns
 from sim.forecast.saturation import PointRun, point_run, run_point, utilization_of
 from sim.latency.modelfile import Model
+from sim.workload.arrivals import Arrivals
 
 Seen = dict[str, npt.NDArray[Any]]
 
@@ -27,31 +29,28 @@ def forecast_load(
     *,
     seed: int,
     done: Callable[[], object] = lambda: None,
-    threads: int | None = None,
+    procs: int | None = None,
 ) -> Forecast:
-    """Forecast a load on every member as its scenario deploys it; ``done`` and ``threads``: see ``forecast``."""
+    """Forecast a load on every member as its scenario deploys it; ``done`` and ``procs``: see ``forecast``."""
     return forecast(
         load.arrivals,
         load.engine,
         members,
         seed=seed,
         done=done,
-        threads=threads,
-        run_one=_run_one_of(load),
+        procs=procs,
+        lay_out=None if load.fleet is None else partial(_lay_out, load),
         deployment=load.deployment.tiers,
     )
 
 
-def _run_one_of(load: Load) -> RunOne | None:
-    """Return a function that runs a load's fleet on a member's model and noise; None: the load is of one engine."""
-    plan = load.fleet
-    if plan is None:
-        return None
-    routed = RoutedLoad(load.arrivals, load.engine.block_size)
+def _lay_out(load: Load, arrivals: Arrivals) -> RunOne:
+    """Return a function that runs a load's fleet on a member's model and noise."""
+    plan, routed = load.fleet, RoutedLoad(arrivals, load.engine.block_size)
+    assert plan is not None  # or one engine runs it
 
     def run_member(model: Model, seed: int | None) -> Seen:
-        engines = _engines(load, plan, model)
-        return _seen(run_fleet(load.arrivals, routed, engines, plan, seed))
+        return _seen(run_fleet(arrivals, routed, _engines(load, plan, model), plan, seed))
 
     return run_member
 

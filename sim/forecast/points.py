@@ -78,14 +78,12 @@ class PointForecast:
                 cohort = limit.cohort
                 raise InputError(f"{flag} {limit.text}: the trace has no requests of {cohort}; expected another cohort")
 
-    def __call__(
-        self, task: Task, *, threads: int | None = 1, done: Callable[[], object] = lambda: None
-    ) -> PointValues:
+    def __call__(self, task: Task, *, procs: int | None = 1, done: Callable[[], object] = lambda: None) -> PointValues:
         """Return values by measure; with several members also demand, curves, and what no capture supports."""
         scenario, count = task
         load = plan(self.captured, scenario)
         drawn = [self.model] if count == 1 else ensemble.members(self.model, count, self.config.seed)
-        found = forecast_load(load, drawn, seed=self.config.seed, threads=threads, done=done)
+        found = forecast_load(load, drawn, seed=self.config.seed, procs=procs, done=done)
         waits = summing.waits_of(found, self.cohorts)
         made = PointValues(summing.values_of(found, waits), assumptions=list(load.deployment.assumptions()))
         if count == 1:
@@ -110,7 +108,7 @@ class PointForecast:
         captured, model = self.captured, self.model
         measured = None if own is not None else summing.measured_point(captured, self.cohorts)
         if measured is not None and plan(captured, AS_CAPTURED).serves:
-            values = self((AS_CAPTURED, self.config.members), threads=None)
+            values = self((AS_CAPTURED, self.config.members), procs=None)
             own = summing.with_errors(make_point("", {}, values), measured)
         trust = None if own is None else summing.trust_in(own)
         sentences = [verdict_sentence(self.config.model, model, captured.digest, captured.meta)]

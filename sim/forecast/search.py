@@ -112,7 +112,7 @@ def search(config: "ForecastConfig", question: Question) -> ForecastGrid:
     tried: dict[float, ForecastPoint] = {}
 
     def holds(value: float) -> bool:
-        found = forecast((_at(question, value), config.members), threads=None, done=lambda: next(done))
+        found = forecast((_at(question, value), config.members), procs=None, done=lambda: next(done))
         words = value_words(question.quantity, value)
         tried[value] = points.make_point(words, {question.quantity: value}, found, [question.target])
         return bool(tried[value].meets)

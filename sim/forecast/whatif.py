@@ -98,7 +98,7 @@ def forecast_scenarios(config: "ForecastConfig", asked: WhatIf) -> ForecastGrid:
     made, own = [] if measured is None else [measured], None
     base: Mapping[str, Any] | None = None
     for kind, name, scenario in plans:
-        found = forecast((scenario, config.members), threads=None, done=lambda: next(runs, None))
+        found = forecast((scenario, config.members), procs=None, done=lambda: next(runs, None))
         against = base if kind == "scenario" else None
         point = points.make_point(name, scenario.differences, found, base=against, kind=kind, curves=found.curves)
         if kind == "capture" and measured is not None:

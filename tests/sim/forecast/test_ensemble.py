@@ -1,8 +1,16 @@
 """Ensembles: each member is a run of the simulator by itself, and the spread is that of the model."""
 
+import contextlib
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,12 +18,14 @@ import pytest
 
 from sim.engine.simulatedrequest import OUTCOMES
 from sim.forecast.ensemble import forecast, interval, members
-from sim.latency.modelfile import Model, default_model
+from sim.latency.modelfile import Model, default_model, save_model
 from sim.latency.stepcost import DECODES, RECEIVED, STEPS
 from sim.workload.arrivals import Arrivals, plan_arrivals
+from tests.sim.forecast.conftest import write_shared
 from tests.sim.oracles.arrival import objects
 from tests.sim.oracles.simulation import simulate
 from tracefile.records.schema import Meta, Record, RequestId
+from wire.process import module_command, module_environment
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +136,58 @@ def test_intervals_are_order_statistics_and_may_be_open() -> None:
     assert found == (10.0, 1.0, math.inf)
     assert interval(np.array([1.0, np.inf, np.inf, np.inf]))[0] == np.inf
     assert math.isnan(interval(np.array([np.nan]))[0])
+
+
+def test_processes_give_what_one_gives_in_the_order_of_members(arrivals: Arrivals) -> None:
+    config, drawn = default_model().engine, members(drawn_model(), 5, seed=1)
+    calls: list[int] = []
+    alone = forecast(arrivals, config, drawn, seed=7, procs=1)
+    several = forecast(arrivals, config, drawn, seed=7, procs=2, done=lambda: calls.append(1))
+    assert len(calls) == 5
+    for name in ("outcome", "arrival_ms", "ttft_ms", "e2e_ms", "output_tokens", "cached_tokens", "preemptions"):
+        np.testing.assert_array_equal(getattr(alone, name), getattr(several, name))
+    for one, other in zip(alone.gaps_ms, several.gaps_ms, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, 130, b""), (signal.SIGKILL, 2, b"sim: error: a process of this command died, ")],
+)
+def test_interrupts_and_dying_processes_end_a_command_in_a_line(
+    number: signal.Signals, code: int, said: bytes, tmp_path: Path
+) -> None:
+    """Ctrl-C reaches all processes of the command; SIGKILL one of its workers."""
+    write_shared(tmp_path / "shared.jsonl", 60, 400.0)
+    save_model(default_model(), tmp_path / "model.json")
+    given = ("shared.jsonl", "--latency-model", "model.json", "--members", "20000")
+    command = module_command("sim", "what-if", *given)
+    settings: Any = {"env": module_environment(), "cwd": tmp_path, "start_new_session": True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings) as process:
+        try:
+            while len(workers := [pid for pid, parent in session(process.pid) if parent == process.pid]) < 2:
+                assert process.poll() is None
+                time.sleep(0.01)
+            time.sleep(0.2)  # they are at their members
+            os.kill(workers[0], number) if number == signal.SIGKILL else os.killpg(process.pid, number)
+            output, errors = process.communicate(timeout=60)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    lines = [line for line in errors.splitlines() if not line.startswith(b"forecasts: ")]
+    assert (process.returncode, output, len(lines)) == (code, b"", int(bool(said))), lines
+    assert b"".join(lines).startswith(said)
+    while session(process.pid):  # those behind them see it soon
+        time.sleep(0.01)
+
+
+def session(leader: int) -> list[tuple[int, int]]:
+    """Ids of the processes of a session, with their parents'."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            words = path.read_text().rpartition(") ")[2].split()
+            if int(words[3]) == leader and words[0] != "Z":
+                found.append((int(path.parent.name), int(words[1])))
+    return found
