@@ -10,7 +10,8 @@ import numpy as np
 from measure.cache.vectors import array_of
 from sim.engine import simulation
 from sim.engine.apiserver import SHARED_CORE
-from sim.engine.results import DECIMALS, RequestResult, finished_records
+from sim.engine.gaptexts import DECIMALS
+from sim.engine.results import RequestResult, finished_records
 from sim.engine.simulatedrequest import OUTCOMES, SimulatedRequest
 from sim.latency.modelfile import Model
 from sim.latency.stepcost import NUM_ROW_TERMS, NUM_STEP_TERMS
