@@ -14,6 +14,8 @@ from wire.head import Header
 from wire.tls import SYSTEM_TLS, Tls, client_context
 
 OPENAI_KEY, ANTHROPIC_KEY = "OPENAI_API_KEY", "ANTHROPIC_API_KEY"
+DEFAULT_PORTS = (8000, 30000, 8080, 11434, 1234)
+"""Ports of vLLM and TensorRT-LLM, SGLang, llama.cpp and mlx_lm, Ollama, LM Studio."""
 REFUSED = frozenset({401, 403})
 """HTTP statuses for a missing or wrong key."""
 

@@ -3,9 +3,10 @@
 The import is light: a function's libraries are imported with its first use. docs/python.md has an example of each.
 """
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from tracefile.records.latenames import late_names
+import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported
 
 if TYPE_CHECKING:
     from kvtape.modelling import fit_model, forecast
@@ -43,7 +44,14 @@ __all__ = [
 ]
 
 
-__getattr__ = late_names(__name__, _MODULES)
+def __getattr__(name: str) -> Any:
+    """Import a name of the interface when it is first used (PEP 562): every command imports this package."""
+    for module, names in _MODULES.items():
+        if name in names.split():
+            globals()[name] = found = getattr(importlib.import_module(module), name)
+            return found
+    expected = "" if name.startswith("_") else f"; expected one of {', '.join(__all__)}"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{expected}")
 
 
 def __dir__() -> list[str]:

@@ -21,8 +21,10 @@ COMMANDS = {
 
 
 OWN = {
-    "init": Subcommand("kvtape.init", "write a TOML file of flags for the engine that runs on this machine"),
-    "doctor": Subcommand("kvtape.doctor", "check this machine and an engine before a capture, and say what to mend"),
+    "init": Subcommand("kvtape.initflags", "write a TOML file of flags for the engine that runs on this machine"),
+    "doctor": Subcommand(
+        "kvtape.doctorflags", "check this machine and an engine before a capture, and say what to mend"
+    ),
     "completion": Subcommand("kvtape.completion", "print a script that completes commands and flags in a shell"),
 }
 """Subcommands that kvtape alone has."""

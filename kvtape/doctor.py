@@ -11,42 +11,26 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from email import utils as mail
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from engines.access import Access, add_access_arguments, read_access
+from engines import control, readiness, recognition
+from engines.access import Access, read_access
+from engines.control import ControlClient
+from engines.readiness import Readiness
 from kvtape.entry import HOME, MEND, foreign_room, shared_room
+from loadgen.core import bodies, vocabulary
 from tracefile.commandline.parser import VERSION
 from tracefile.commandline.printing import print_result, printable
 from tracefile.hashing.hashkey import key_path, load_key
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule, late_modules
 from wire.errors import WireError
 from wire.url import parse_listen
 
-if TYPE_CHECKING:
-    from email import utils as mail
-    from importlib import metadata
-
-    from engines import control, readiness, recognition
-    from engines.control import ControlClient
-    from engines.readiness import Readiness
-    from loadgen.core import bodies, vocabulary
-else:  # an event loop; numpy, which only --probe needs
-    mail, metadata = LateModule("email.utils"), LateModule("importlib.metadata")
-    control, readiness, recognition = late_modules("engines", "control readiness recognition")
-    bodies, vocabulary = late_modules("loadgen.core", "bodies vocabulary")
-
-EPILOG: Final = """\
-Exit status: 0 nothing failed; 1 a check failed; 2 bad input.
-
-examples:
-  kvtape doctor
-  kvtape doctor --config kvtape.toml --probe
-  kvtape doctor --url http://127.0.0.1:8000 --listen :8001 -o captures/monday.jsonl.zst
-"""
 SPEED_PACKAGES: Final = ("msgspec", "numpy", "uvloop")
 GIB: Final = 1 << 30
 LEAST_FREE_BYTES: Final = 2 * GIB
@@ -81,22 +65,6 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """Content of ``--json``."""
 
     checks: tuple[Check, ...]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``kvtape doctor``."""
-    parser.add_argument("--url", metavar="URL", help="base URL of an engine to look at")
-    parser.add_argument("--listen", default="127.0.0.1:8001", metavar="HOST:PORT", help="address for a tap")
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("."), metavar="PATH", help="trace to write, or its folder"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object; the lines go to stderr")
-    parser.add_argument(
-        "--probe",
-        action="store_true",
-        help="send the engine one short prompt twice, to see cached tokens reported; it stays in the prefix cache",
-    )
-    add_access_arguments(parser, "calls to the engine")
 
 
 def run(flags: argparse.Namespace) -> int:
@@ -228,7 +196,7 @@ def _asked(url: str, access: Access, *, probe: bool) -> tuple[float | None, list
         return ahead_s, list(_engine(client, model, probe=probe))
 
 
-def _engine(client: "ControlClient", model: str, *, probe: bool) -> Iterator[Check]:
+def _engine(client: ControlClient, model: str, *, probe: bool) -> Iterator[Check]:
     found, facts = recognition.find_dialect(client, "auto"), client.facts()
     ready = readiness.readiness_of(client, found.dialect, facts)
     cached = _probed(client, ready, model, facts.engine.block_size) if probe else _cached(ready)
@@ -244,7 +212,7 @@ def _engine(client: "ControlClient", model: str, *, probe: bool) -> Iterator[Che
     yield _reset(ready)
 
 
-def _cached(ready: "Readiness") -> Check:
+def _cached(ready: Readiness) -> Check:
     if ready.caches_prefixes is False:
         return Check("cache", "look", "its prefix cache is off: no request can hit it", "start it with prefix caching")
     if ready.reports_cached:
@@ -265,7 +233,7 @@ def _unreported(setting: str | None) -> Check:
     return Check("cache", "look", "cached tokens are not reported", advice)
 
 
-def _probed(client: "ControlClient", ready: "Readiness", model: str, block_size: int | None) -> Check:
+def _probed(client: ControlClient, ready: Readiness, model: str, block_size: int | None) -> Check:
     """Send a new prompt of two blocks twice: the second time they are cached."""
     probe = bodies.cache_probe(ready.dialect, model, vocabulary.ORDINARY, block_size)
     try:
@@ -279,7 +247,7 @@ def _probed(client: "ControlClient", ready: "Readiness", model: str, block_size:
     return Check("cache", "ok", f"cached tokens are reported: {cached_tokens} of the same prompt again")
 
 
-def _reset(ready: "Readiness") -> Check:
+def _reset(ready: Readiness) -> Check:
     if ready.has_reset:
         return Check("reset", "ok", f"--reset-cache empties the prefix cache{ready.dialect.reset_hint}")
     setting = ready.dialect.reset_setting

@@ -5,37 +5,16 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from engines.access import OPENAI_KEY, Access, add_access_arguments, read_access
+from engines import control, readiness, recognition
+from engines.access import DEFAULT_PORTS, OPENAI_KEY, Access, read_access
 from tracefile.commandline.printing import printable
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import late_modules
 
-if TYPE_CHECKING:
-    from engines import control, readiness, recognition
-else:  # an event loop, which the flags need not
-    control, readiness, recognition = late_modules("engines", "control readiness recognition")
-
-EPILOG: Final = """\
-examples:
-  kvtape init
-  kvtape init --url http://gpu-7:8000 -o gpu-7.toml && tap --config gpu-7.toml
-"""
-PORTS: Final = (8000, 30000, 8080, 11434, 1234)
-"""Ports of vLLM and TensorRT-LLM, SGLang, llama.cpp and mlx_lm, Ollama, LM Studio."""
 LOOK_S: Final = 2.0
 TAP_PORT: Final = 8001
 FORECASTS: Final = ("run", "what-if", "sweep", "search", "validate")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``kvtape init``."""
-    ports = ", ".join(map(str, PORTS))
-    parser.add_argument("--url", metavar="URL", help=f"base URL of the engine (default: the first at ports {ports})")
-    parser.add_argument("-o", "--output", type=Path, default=Path("kvtape.toml"), help="file to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
-    add_access_arguments(parser, "calls to the engine")
 
 
 def run(flags: argparse.Namespace) -> int:
@@ -107,13 +86,13 @@ def _next(file: Path) -> list[str]:
 
 
 def _found(access: Access) -> tuple[str, str]:
-    for port in PORTS:
+    for port in DEFAULT_PORTS:
         url = f"http://127.0.0.1:{port}"
         try:
             return url, _model(url, access)
         except InputError:
             continue
-    raise InputError(f"no engine at 127.0.0.1, ports {', '.join(map(str, PORTS))}; expected --url URL")
+    raise InputError(f"no engine at 127.0.0.1, ports {', '.join(map(str, DEFAULT_PORTS))}; expected --url URL")
 
 
 def _model(url: str, access: Access) -> str:

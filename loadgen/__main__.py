@@ -3,24 +3,23 @@
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from loadgen.loadflags import parse_config
+from loadgen.sweepplan import parse_sweep
 from tracefile.commandline.ending import run_command
-from tracefile.records.latenames import late_modules
-
-if TYPE_CHECKING:
-    from loadgen import loadflags, loadrun, sweeping, sweepplan
-else:  # only the work of the chosen command, after its flags
-    loadflags, loadrun, sweeping, sweepplan = late_modules("loadgen", "loadflags loadrun sweeping sweepplan")
 
 
 def main(argv: Sequence[str]) -> int:
     chosen, rest = argv[:1], argv[1:]
     if chosen == ["sweep"]:
-        plan = sweepplan.parse_sweep(rest)
-        return sweeping.run_sweep(plan)
-    config = loadflags.parse_config(argv)
-    return loadrun.run_load(config)
+        plan = parse_sweep(rest)
+        from loadgen.sweeping import run_sweep
+
+        return run_sweep(plan)
+    config = parse_config(argv)
+    from loadgen.loadrun import run_load
+
+    return run_load(config)
 
 
 def command() -> None:

@@ -22,9 +22,9 @@ from loadgen.plan.config import (
 )
 from loadgen.runs.merging import refuse_lost_inputs
 from loadgen.text.api_messages import Api
-from tracefile import InputError
 from tracefile.commandline.durations import seconds
 from tracefile.commandline.parser import Parser, same_named
+from tracefile.records.errors import InputError
 from tracefile.storage.output import output_name
 
 DESCRIPTION = "Synthetic load against an OpenAI-compatible engine, with a trace of what it saw."
@@ -49,7 +49,7 @@ def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
     refuse_lost_inputs(args.trace, [args.dataset_path, series, args.for_trace])
     settings = run_settings(args, stream=not args.no_stream)
     if args.no_stream:
-        from measure.metrics.slos import refuse_without_streams  # noqa: PLC0415 - --help needs no numpy
+        from measure.metrics.slos import refuse_without_streams
 
         refuse_without_streams(settings["slos"])
     given = same_named(RunSettings, args) | same_named(LoadConfig, args)
@@ -87,7 +87,7 @@ def _size_for(args: argparse.Namespace) -> None:
         return
     if args.pattern != "calibration":
         raise InputError(f"--for: with --pattern {args.pattern}; expected --pattern calibration")
-    from loadgen.plan.stages import sized_for  # noqa: PLC0415 - --help needs no numpy
+    from loadgen.plan.stages import sized_for
 
     prompts, parallel = sized_for(args.for_trace)
     args.prompt_tokens = args.prompt_tokens or f"{prompts.low}:{prompts.high}"
@@ -97,7 +97,7 @@ def _size_for(args: argparse.Namespace) -> None:
 def _rate_series(text: str | None) -> tuple[tuple[float, float], ...]:
     if text is None:
         return ()
-    from loadgen.plan.arrivals import read_rate_series  # noqa: PLC0415 - --help needs no numpy
+    from loadgen.plan.arrivals import read_rate_series
 
     return read_rate_series(text)
 

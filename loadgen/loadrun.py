@@ -27,8 +27,10 @@ from loadgen.text.targettext import NO_TARGET, TargetText, learn_target
 from loadgen.text.tokenizer import TokenizerError, find_tokenizer, path_of
 from loadgen.text.words import UNPROVEN
 from measure.wording import NOTHING_CACHED
-from tracefile import InputError, Meta, Workload, load_key
 from tracefile.commandline.printing import print_result
+from tracefile.hashing.hashkey import load_key
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta, Workload
 
 EMPTY = "--duration, --rate: no arrival in that time; expected a longer one or a higher rate"
 _ALWAYS_SHOWN = frozenset(

@@ -26,7 +26,7 @@ from loadgen.runs.outcome import INTERRUPTED, exit_code
 from loadgen.runs.summary import Ending
 from loadgen.sweepplan import PROG, PlannedRun, SweepPlan
 from measure.sweepindex import INDEX, SweepRun, read_sweep, write_sweep
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 IDLE_WAIT_S = 60.0
 IDLE_POLL_S = 0.2

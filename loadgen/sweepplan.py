@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from loadgen.loadflags import add_load_arguments, parse_config
 from loadgen.plan.config import LoadConfig
-from tracefile import InputError
 from tracefile.commandline.parser import Parser
+from tracefile.records.errors import InputError
 
 PROG: Final = "loadgen sweep"
 DESCRIPTION: Final = (

@@ -6,22 +6,8 @@ alone in one run may share the engine in the other, and a cell of requests that 
 other side with its ordinary variation.
 """
 
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
-
-from tracefile.records.arrays import BoolArray, FloatArray, IntArray
-from tracefile.records.latenames import LateModule
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from measure import runs as recorded
-    from measure.runs import Run
-else:  # numpy, which the flags need not
-    np = LateModule("numpy")
-    recorded = LateModule("measure.runs")
-
+from typing import Final
 
 ALL: Final = "all"
 FIRST_TURN: Final = "turn1"
@@ -34,44 +20,6 @@ LOAD_EDGES: Final = (1, 2, 4, 8, 16, 32)
 """Lower edges of the buckets of requests in flight at arrival; the last is open."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """Values that decide the cohorts of a run's n records; UNKNOWN where the trace has none."""
-
-    turn: IntArray
-    uncached_tokens: IntArray
-    concurrency: IntArray
-
-
-def own_traits(run: "Run") -> Traits:
-    """Return the traits as the run itself recorded them."""
-    known = (run.prompt_tokens != recorded.UNKNOWN) & (run.cached_tokens != recorded.UNKNOWN)
-    uncached = np.where(known, run.prompt_tokens - run.cached_tokens, recorded.UNKNOWN)
-    return Traits(run.turn, np.where(known, np.maximum(uncached, 0), recorded.UNKNOWN), run.concurrency)
-
-
-def borrowed_traits(own: Traits, truth: Traits, rows: IntArray, truth_rows: IntArray) -> Traits:
-    """Return the traits with turn and uncached tokens of the truth where the truth has the request and the value."""
-
-    def borrow(mine: IntArray, theirs: IntArray) -> IntArray:
-        result = mine.copy()
-        known = theirs[truth_rows] != recorded.UNKNOWN
-        result[rows[known]] = theirs[truth_rows[known]]
-        return result
-
-    return Traits(borrow(own.turn, truth.turn), borrow(own.uncached_tokens, truth.uncached_tokens), own.concurrency)
-
-
-def cohort_rows(traits: Traits) -> dict[str, IntArray]:
-    """Return the row numbers of each cohort that has a record, in the order of display."""
-    masks: dict[str, BoolArray] = {ALL: np.ones(len(traits.turn), dtype=np.bool_)}
-    masks[FIRST_TURN] = traits.turn == 1
-    masks[LATER_TURNS] = traits.turn >= 2
-    masks |= _buckets("uncached", traits.uncached_tokens, UNCACHED_EDGES)
-    masks |= _buckets("load", traits.concurrency, LOAD_EDGES)
-    return {name: np.flatnonzero(mask) for name, mask in masks.items() if mask.any()}
-
-
 def cohort_title(name: str) -> str:
     """Return the cohort's name as a reader would say it."""
     if name in MAIN:
@@ -82,7 +30,7 @@ def cohort_title(name: str) -> str:
 
 def known_cohorts() -> list[str]:
     """Return the name of every cohort, in the order of display."""
-    return [*MAIN, *UNCACHED, *_bucket_names("load", LOAD_EDGES)]
+    return [*MAIN, *UNCACHED, *bucket_names("load", LOAD_EDGES)]
 
 
 def cohort_order(names: set[str]) -> list[str]:
@@ -90,16 +38,11 @@ def cohort_order(names: set[str]) -> list[str]:
     return [name for name in known_cohorts() if name in names]
 
 
-def _buckets(kind: str, values: IntArray, edges: tuple[int, ...]) -> dict[str, BoolArray]:
-    upper: FloatArray = np.array([*edges[1:], np.inf])
-    names = _bucket_names(kind, edges)
-    return {name: (values >= low) & (values < high) for name, low, high in zip(names, edges, upper, strict=True)}
-
-
-def _bucket_names(kind: str, edges: tuple[int, ...]) -> list[str]:
+def bucket_names(kind: str, edges: tuple[int, ...]) -> list[str]:
+    """Return the names of the cohorts between these edges."""
     spans = [f"{low}-{high - 1}" if high - 1 > low else f"{low}" for low, high in pairwise(edges)]
     return [f"{kind}:{span}" for span in [*spans, f"{edges[-1]}+"]]
 
 
-UNCACHED: Final = _bucket_names("uncached", UNCACHED_EDGES)
+UNCACHED: Final = bucket_names("uncached", UNCACHED_EDGES)
 """Names of the cohorts by uncached prompt tokens."""

@@ -11,7 +11,7 @@ from itertools import accumulate, repeat
 from operator import rshift
 
 from measure.quantiles import quantile, quantile_bucket
-from tracefile import Record
+from tracefile.records.schema import Record
 
 EXACT_VALUES = 1 << 17
 """Most values kept exactly (1 MB); beyond, a quantile is within 0.1 % of the exact one."""

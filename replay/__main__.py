@@ -113,7 +113,7 @@ def _add_content(parser: Parser) -> None:
 
 def main(argv: Sequence[str]) -> int:
     config = parse_config(argv)
-    from replay.replayrun import run_replay  # noqa: PLC0415 - --help needs none of it
+    from replay.replayrun import run_replay
 
     return run_replay(config)
 

@@ -7,18 +7,12 @@ from functools import partial
 
 from loadgen.core.job import WHOLE, Shard
 from replay.survey import ALL, Selection, Survey, why_not
-from tracefile import (
-    BlockHash,
-    Record,
-    RequestId,
-    SessionId,
-    infer_sessions,
-    open_trace,
-)
+from tracefile.files.reading import open_trace
 from tracefile.hashing.branches import Branch, own_branch, tail_key
 from tracefile.hashing.tokenchains import Branches, branches_of
 from tracefile.outputs import infer_outputs
-from tracefile.records.schema import HashSource, SessionSource
+from tracefile.records.schema import BlockHash, HashSource, Record, RequestId, SessionId, SessionSource
+from tracefile.sessions import infer_sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

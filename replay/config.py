@@ -12,7 +12,7 @@ from loadgen.core.settings import RunSettings, check_positive
 from loadgen.text.api_messages import Api
 from measure.wording import rounded_hits
 from replay.survey import Selection, Survey
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 ReplayApi = Literal[Api, "auto"]
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from loadgen.core.draws import TokenIds, expand_tokens, text_key, tokens_of
 from loadgen.core.vocabulary import Vocabulary
-from tracefile import BlockHash, RequestId
 from tracefile.hashing.splitmix64 import mix64, mix64_array
+from tracefile.records.schema import BlockHash, RequestId
 
 TAIL = 0x7461696C
 """Sets a tail's key apart from its request's block keys."""

@@ -7,7 +7,8 @@ import msgspec
 from measure.wording import NOTHING_CACHED
 from replay.capture import Captured
 from replay.survey import Survey
-from tracefile import InputError, Record
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Record
 
 NOT_SENT = "not sent: "
 """Prefix of a reason, among a shard's findings."""

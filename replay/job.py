@@ -27,8 +27,8 @@ from replay.fidelity import Fidelity
 from replay.substitution import OutputSubstitution, reused_blocks
 from replay.survey import Survey
 from replay.text import Exchange, TextReplay, TextTarget, goes_on, open_text
-from tracefile import BlockHash, Record, RequestId
 from tracefile.hashing.tokenchains import Branches
+from tracefile.records.schema import BlockHash, Record, RequestId
 
 FOLLOWERS = "followers"
 """Finding that counts requests that waited for another."""

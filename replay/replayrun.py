@@ -24,8 +24,9 @@ from replay.fidelity import Account, Fidelity, account_lines, account_of, fideli
 from replay.job import FOLLOWERS, ReplayJob
 from replay.survey import Survey, survey_trace
 from replay.text import TextTarget, orders, text_api_of, text_counts, text_lines, text_notes
-from tracefile import HashInfo, InputError, Meta, Workload
 from tracefile.commandline.printing import print_result
+from tracefile.records.errors import InputError
+from tracefile.records.schema import HashInfo, Meta, Workload
 
 MOST_TURNS = 32
 """Turns of a session with templates learnt before the run; a local tokenizer learns more later."""

@@ -8,8 +8,8 @@ import numpy.typing as npt
 from loadgen.core.draws import TokenIds
 from replay.capture import Captured
 from replay.expansion import Expansion
-from tracefile import BlockHash, RequestId
 from tracefile.hashing.tokenchains import Branches
+from tracefile.records.schema import BlockHash, RequestId
 
 NO_REQUEST = RequestId("")
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 from measure.wording import count, duration
-from tracefile import InputError, Meta, Record, RequestId, TraceReader, open_trace, trace_digest
-from tracefile.records.schema import MOST_TOKENS
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import TraceReader, open_trace
+from tracefile.records.errors import InputError
+from tracefile.records.schema import MOST_TOKENS, Meta, Record, RequestId
 from tracefile.study.checking import Rule, check_hashes, check_signs
 from wire.answer import GENERATING
 

@@ -8,9 +8,9 @@ from tracefile.commandline.ending import run_command
 from tracefile.commandline.subcommands import Subcommand, run_subcommand
 
 COMMANDS = {
-    "show": Subcommand("report.show", "print the metrics of a trace, or the points of a sweep side by side"),
+    "show": Subcommand("report.showflags", "print the metrics of a trace, or the points of a sweep side by side"),
     "compare": Subcommand(
-        "report.comparing", "compare traces of the same requests: cached tokens first, then TTFT survival per cohort"
+        "report.compareflags", "compare traces of the same requests: cached tokens first, then TTFT survival per cohort"
     ),
 }
 

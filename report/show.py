@@ -5,64 +5,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import numpy as np
 from msgspec import structs
 
-from measure.metrics.flags import (
-    add_gpus_argument,
-    add_kv_bytes_argument,
-    add_slo_arguments,
-    checked_gpus,
-    checked_kv_bytes,
-)
+from measure.metrics import columns, sessions, slos, tables, trace
+from measure.metrics.flags import checked_gpus, checked_kv_bytes
+from measure.runs import Run
 from measure.sweepindex import INDEX
-from report.output import add_page_argument, page_path, put_page, write_page
-from tracefile.commandline.parser import Parser
+from report.grid import measured as sweeps
+from report.grid import panels
+from report.output import page_path, put_page, write_page
+from report.trace import measured, page
 from tracefile.commandline.printing import print_result, printable
 from tracefile.records.errors import InputError
 from tracefile.records.extras import lacking
-from tracefile.records.latenames import LateModule, late_modules
 from tracefile.storage.output import PARQUET, check_output
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from measure.metrics import columns, sessions, slos, tables, trace
-    from measure.runs import Run
-    from report.grid import measured as sweeps
-    from report.grid import panels
-    from report.trace import measured, page
-else:  # numpy and a page's libraries, which the flags need not
-    np = LateModule("numpy")
-    columns, sessions, slos, tables, trace = late_modules("measure.metrics", "columns sessions slos tables trace")
-    sweeps, panels = LateModule("report.grid.measured"), LateModule("report.grid.panels")
-    measured, page = late_modules("report.trace", "measured page")
 
 TERMINAL_COLUMNS: Final = 100
 TABLES: Final = ("requests.parquet", "sessions.parquet")
-EPILOG: Final = """\
-The folder of a sweep holds sweep.jsonl, as loadgen sweep writes it. Every metric is defined in docs/metrics.md.
-Exit codes: 0 done, 1 an SLO is missed (of a sweep: by every load of a label), 2 bad input.
-
-examples:
-  report show run.jsonl.zst --gpus 8 --html run.html --slo 'ttft.p99<=500ms' --slo 'turns2+.ttft.p90<=200ms'
-  report show run.jsonl.zst --by session
-  report show nightly/ --html sweep.html --slo 'ttft.p90<=500ms'
-"""
-
-
-def add_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "trace", type=Path, nargs="+", metavar="TRACE|DIR", help="a trace of any format, or folders of sweeps"
-    )
-    add_page_argument(parser)
-    add_slo_arguments(parser)
-    parser.add_argument("--by", choices=["session"], help="list the sessions that the prefix cache serves the most")
-    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    parser.add_argument("--files", type=Path, metavar="DIR", help="write metrics of requests and sessions as Parquet")
-    add_gpus_argument(parser)
-    add_kv_bytes_argument(parser)
 
 
 def run(flags: argparse.Namespace) -> int:
@@ -117,7 +79,7 @@ def check_files(folder: Path, trace: Path) -> None:
         check_output(folder / name, PARQUET, [trace], "--files")
 
 
-def write_files(folder: Path, run: "Run") -> None:
+def write_files(folder: Path, run: Run) -> None:
     """Write both tables. Raises InputError without pyarrow, and where the folder cannot be written."""
     tables_of = columns.request_table, columns.session_table
     try:
@@ -128,7 +90,7 @@ def write_files(folder: Path, run: "Run") -> None:
         raise InputError(f"--files {folder}: {error.strerror or error}; expected a writable folder") from error
 
 
-def write_parquet(table: "columns.Table", path: Path) -> None:
+def write_parquet(table: columns.Table, path: Path) -> None:
     """Write a table as Parquet; NaN is null. Raises InputError without pyarrow."""
     try:
         import pyarrow as pa  # noqa: PLC0415 - optional
@@ -136,7 +98,7 @@ def write_parquet(table: "columns.Table", path: Path) -> None:
     except ImportError:
         raise InputError(f"Parquet: {lacking('pyarrow')}") from None
 
-    def type_of(column: "columns.Column") -> pa.DataType:
+    def type_of(column: columns.Column) -> pa.DataType:
         if isinstance(column, columns.Lists):
             return pa.list_(pa.float64())
         return pa.string() if isinstance(column, list) else pa.from_numpy_dtype(np.asarray(column).dtype)

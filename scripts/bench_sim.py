@@ -22,13 +22,14 @@ from scripts.simbench.hour import bench_command, bench_hour
 from scripts.simbench.million import bench_million
 from scripts.simbench.peer import bench_peer
 from scripts.simbench.timing import Figures, measure
-from sim.cache.sequential_pool import Requests, SequentialPool, lay_out
 from sim.latency.modelfile import make_model
 from sim.latency.noise import LEVELS, Noise
 from sim.vllm.config import EngineConfig
+from sim.vllm.kvcache import single_group_cache
 from sim.workload.accesses import read_accesses
 from sim.workload.chain import Chains
-from tracefile import load_trace
+from sim.workload.prompts import Prompts, lay_out
+from tracefile.files.reading import load_trace
 from tracefile.records.batches import Batch
 
 COSTS = {
@@ -62,16 +63,17 @@ def bench_caches(trace: Path, usable: int, runs: int) -> Figures:
     """From requests in memory: the pool at ``usable`` blocks, one request at a time; then the whole curve."""
     meta, records = load_trace(trace)
     batch = Batch(records)
-    requests, accesses = lay_out(batch, batch.hashes(), Chains(meta)), read_accesses(trace)
-    pool = partial(pool_hits, requests, usable)
+    prompts, accesses = lay_out(batch, batch.hashes(), Chains(meta)), read_accesses(trace)
+    pool = partial(pool_hits, prompts, usable)
     figures = measure("pool", runs, pool)
-    figures |= {"pool_hit_blocks": pool(), "pool_blocks": int(requests.requests["num_blocks"].sum())}
+    figures |= {"pool_hit_blocks": pool(), "pool_blocks": int(prompts.num_blocks.sum())}
     return figures | measure("curve", runs, partial(hit_curve, accesses))
 
 
-def pool_hits(requests: Requests, usable: int) -> int:
+def pool_hits(prompts: Prompts, usable: int) -> int:
     """Hit blocks of a whole trace."""
-    return int(SequentialPool(requests, usable).run().sum())
+    cache = single_group_cache(prompts.block_size, usable)
+    return sum(cache.serve_alone(request) for request in prompts.requests()) // prompts.block_size
 
 
 def main() -> None:

@@ -21,7 +21,8 @@ from engines.access import OPEN, Access, add_access_arguments, read_access
 from engines.control import ControlClient
 from engines.dialect import Dialect
 from engines.recognition import find_dialect
-from tracefile import InputError
+from loadgen.sweeping import wait_until_idle
+from tracefile.records.errors import InputError
 
 ACCESS_FLAGS = ("--api-key-env", "--header-env", "--header", "--ca", "--cert", "--key")
 Command = Sequence[str | Path]
@@ -64,6 +65,7 @@ class Workspace:
         try:
             with ControlClient(url, self.access) as control:
                 control.resolve_model("auto")
+                wait_until_idle(control)
                 _reset(control, find_dialect(control, "auto").dialect)
         except InputError as error:
             sys.exit(f"error: {error}")

@@ -8,13 +8,13 @@ from tracefile.commandline.ending import run_command
 from tracefile.commandline.subcommands import Subcommand, run_subcommand
 
 COMMANDS = {
-    "pool": Subcommand("sim.cache.pool", "prefix hits of a trace in a block pool of one size"),
-    "curve": Subcommand("sim.cache.curve", "prefix hits of a trace at every cache size, and reuse of its blocks"),
-    "misses": Subcommand("sim.cache.misses", "causes of cache misses at one size, and evictions by group"),
+    "pool": Subcommand("sim.cache.poolflags", "prefix hits of a trace in a block pool of one size"),
+    "curve": Subcommand("sim.cache.curveflags", "prefix hits of a trace at every cache size, and reuse of its blocks"),
+    "misses": Subcommand("sim.cache.missesflags", "causes of cache misses at one size, and evictions by group"),
     "audit": Subcommand(
-        "sim.fit.audit", "compare reported cached tokens with the rules of the cache on the captured schedule"
+        "sim.fit.auditflags", "compare reported cached tokens with the rules of the cache on the captured schedule"
     ),
-    "run": Subcommand("sim.engine.run", "predict a trace's times and cached tokens with a fitted model"),
+    "run": Subcommand("sim.engine.runflags", "predict a trace's times and cached tokens with a fitted model"),
     "what-if": Subcommand(
         "sim.forecast.whatif",
         "forecast a capture under another cache, rate or setting, beside the capture as it was",
@@ -29,7 +29,7 @@ COMMANDS = {
         "compare captures with forecasts of them, quantile by quantile; gates for CI",
     ),
     "serve": Subcommand(
-        "sim.serving.serve", "serve an OpenAI-compatible simulated engine with the latency model's times"
+        "sim.serving.serveflags", "serve an OpenAI-compatible simulated engine with the latency model's times"
     ),
 }
 

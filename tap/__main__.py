@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from engines.access import HEADER_NAME, SECRET_HEADER, add_access_arguments, read_access
 from engines.dialect import DialectName
@@ -15,28 +15,16 @@ from engines.recognition import DIALECTS
 from engines.routing import ROUTE_HELP
 from engines.tokenizer import tokenizer_folder
 from tap.ipc.settings import AUTO, NAMED_TOKENIZERS, Injection, Settings, distinct_origins, read_upstreams
+from tap.proxy.routing import live_route
 from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser, same_named
 from tracefile.commandline.workers import usable_cores
+from tracefile.hashing.hashkey import key_path
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule, late_modules
 from tracefile.storage.output import output_name, refuse_inputs
 from wire.errors import WireError
 from wire.url import parse_listen
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from tap.logs import logtrace
-    from tap.proxy import routing
-    from tap.supervisor import service
-    from tracefile.hashing import hashkey
-    from wire import loop
-else:  # processes and an event loop, which the flags need not
-    asyncio, loop = LateModule("asyncio"), LateModule("wire.loop")
-    hashkey, routing = LateModule("tracefile.hashing.hashkey"), LateModule("tap.proxy.routing")
-    logtrace, service = late_modules("tap", "logs.logtrace supervisor.service")
 
 MIB = 1 << 20
 LARGEST = 1 << 32
@@ -300,7 +288,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _route(text: str) -> str:
-    routing.live_route(text)
+    live_route(text)
     return text
 
 
@@ -379,7 +367,7 @@ def _checked_trace(args: argparse.Namespace) -> str:
 
 def _inputs(args: argparse.Namespace) -> list[Path]:
     tokenizer = None if args.tokenizer in (AUTO, *NAMED_TOKENIZERS) else args.tokenizer
-    files = (args.key_file or hashkey.key_path(), args.upstreams_file, tokenizer)
+    files = (args.key_file or key_path(), args.upstreams_file, tokenizer)
     return [Path(path) for path in (*files, args.ca, args.cert, args.key) if path]
 
 
@@ -405,9 +393,16 @@ def umask_of(file_mode: int) -> int:
 def main(argv: Sequence[str]) -> int:
     if argv[:1] == ["read-log"]:
         log = log_parser().parse_args(argv[1:])
-        return logtrace.read_log(log)
+        from tap.logs.logtrace import read_log
+
+        return read_log(log)
     settings = read_settings(argv)
-    run, serve = loop.run, service.serve  # imported with the user's umask: other users may read compiled modules
+    # Imported with the user's umask: other users may read compiled modules.
+    import asyncio
+
+    from tap.supervisor.service import serve
+    from wire.loop import run
+
     os.umask(umask_of(settings.file_mode))  # of the tap's other processes, too
     try:
         run(serve(settings))

@@ -4,9 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
+
+from tracefile.compiled import SourceFinder
 
 ROOT = Path(__file__).parent.parent
 MODULE = "sim/vllm/counted.py"
@@ -80,6 +83,12 @@ def asked(home: Path, **environment: str) -> tuple[str, str]:
 
 def test_compiled_modules_are_used(built: Path) -> None:
     assert asked(built) == (COMPILED, "")
+
+
+def test_the_library_is_found_beside_the_sources_though_no_installation_knows_it() -> None:
+    spec = SourceFinder.find_spec("kvtape__mypyc", None)
+    assert spec is not None
+    assert spec.origin == str(ROOT / f"kvtape__mypyc{EXTENSION_SUFFIXES[0]}")
 
 
 def test_kvtape_pure_runs_the_sources(built: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 from report.output import write_page
 from report.pages.panels import Page
 from sim.latency.modelfile import default_model, encode_model, save_model
-from tracefile import InputError, load_trace
 from tracefile.__main__ import main as tracefile
+from tracefile.files.reading import load_trace
+from tracefile.records.errors import InputError
 from tracefile.storage.output import free_name
 
 HEADER = '{"meta":{"schema":"kvtape/1","block_size":4,"epoch_unix_ns":1}}\n'

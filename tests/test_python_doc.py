@@ -14,7 +14,7 @@ import pytest
 
 import kvtape
 from kvtape.runs import flag_words, run_json
-from tracefile import load_trace
+from tracefile.files.reading import load_trace
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "python.md").read_text()

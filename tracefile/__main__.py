@@ -11,7 +11,7 @@ from tracefile.config import parse_config
 def main(argv: Sequence[str]) -> int:
     """Do what the flags ask; 1 if ``check`` found a broken rule."""
     config = parse_config(argv)
-    from tracefile.actions import run_action  # noqa: PLC0415 - --help needs none of it
+    from tracefile.actions import run_action
 
     return run_action(config)
 

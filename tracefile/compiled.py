@@ -7,6 +7,7 @@ from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from importlib.util import source_hash, spec_from_file_location
 from pathlib import Path
 
+LIBRARY = "kvtape__mypyc"
 ROOT = Path(__file__).absolute().parent.parent
 PURE = os.environ.get("KVTAPE_PURE", "0") != "0"
 
@@ -33,10 +34,15 @@ def _digest(source: Path) -> str:
 
 
 class SourceFinder:
-    """Finds the source of a module whose compiled form is not to be used; Python would take the latter first."""
+    """Finds the source of a module whose compiled form is not to be used; Python would take the latter first.
+
+    Finds the library of the compiled forms too, which an editable installation knows only if that compiled it.
+    """
 
     @staticmethod
     def find_spec(name: str, _path: object, _target: object = None) -> ModuleSpec | None:
+        if name == LIBRARY:
+            return spec_from_file_location(name, ROOT / f"{LIBRARY}{EXTENSION_SUFFIXES[0]}")
         return spec_from_file_location(name, _source(name)) if name in recorded() and not uses_compiled() else None
 
 

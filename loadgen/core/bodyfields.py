@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 _PLANNED_PROMPT = "prompts from the flags of the load"
 _PLANNED_LENGTH = "output lengths from the flags of the load"

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from loadgen.core.request import PlannedRequest
-from tracefile import Record
+from tracefile.records.schema import Record
 
 DIGEST_BITS = 256
 

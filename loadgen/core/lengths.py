@@ -1,25 +1,12 @@
-"""Lengths as a number, a range or a distribution, drawn by position and rounded, so that all machines draw the same."""
+"""Lengths as flags give them: a number, a range or a distribution."""
 
 import re
 from argparse import ArgumentTypeError
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Literal
 
-from tracefile import InputError
 from tracefile.commandline.durations import DURATION, duration
-from tracefile.records.latenames import LateModule
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Bits = npt.NDArray[np.uint64]
-    Floats = npt.NDArray[np.float64]
-    Counts = npt.NDArray[np.int64]
-else:  # a length is parsed without numpy
-    np = LateModule("numpy")
-    Bits = Floats = Counts = Any
+from tracefile.records.errors import InputError
 
 DistributionShape = Literal["uniform", "normal", "lognormal", "zipf"]
 
@@ -72,10 +59,6 @@ def parse_lengths(flag: str, text: str, *, minimum: float, whole: bool) -> Lengt
     return lengths
 
 
-@overload
-def parse_tokens(flag: str, text: str) -> LengthDistribution: ...
-@overload
-def parse_tokens(flag: str, text: None) -> None: ...
 def parse_tokens(flag: str, text: str | None) -> LengthDistribution | None:
     """Parse a length in whole tokens, 1 or more. None: the flag was not given."""
     if text is None:
@@ -112,70 +95,3 @@ def _distribution(name: str, values: list[float], minimum: float) -> LengthDistr
         return None
     low, high = values[2:] or (minimum, UNBOUNDED)
     return LengthDistribution(low, high, "normal" if name == "normal" else "lognormal", mean=values[0], sd=values[1])
-
-
-def quantities(lengths: LengthDistribution, bits: Bits, units: int = 1) -> Counts:
-    """A whole quantity for each 64 random bits, in parts of which ``units`` make 1 of the distribution."""
-    low, high = round(lengths.low * units), round(lengths.high * units)
-    if lengths.shape == "uniform":
-        if low == high:
-            return np.full(bits.shape, low, dtype=np.int64)
-        return low + _shares(bits >> np.uint64(32), high - low + 1)
-    drawn = np.floor(DISTRIBUTIONS[lengths.shape](lengths, bits) * units + (lengths.shape != "zipf") * 0.5)
-    return np.clip(drawn, low, high).astype(np.int64)
-
-
-def _shares(bits: Bits, most: int) -> Counts:
-    """``most`` times 32 random bits as a fraction, rounded down; in two halves, since hours in µs exceed 32 bits."""
-    above, below = divmod(most, 1 << 32)
-    return (bits * np.uint64(above) + (bits * np.uint64(below) >> np.uint64(32))).astype(np.int64)
-
-
-def quantity(lengths: LengthDistribution, bits: int, units: int = 1) -> int:
-    """Equal to the element that ``quantities`` has for these bits."""
-    if lengths.low == lengths.high:
-        return round(lengths.low * units)
-    return int(quantities(lengths, np.array([bits], dtype=np.uint64), units)[0])
-
-
-def uniform(bits: Bits) -> Floats:
-    drawn: Floats = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / float(1 << 53)
-    return drawn
-
-
-def standard_normal(bits: Bits) -> Floats:
-    """Draws as standard normal numbers (Box and Muller)."""
-    half = float(1 << 32)
-    radius = np.sqrt(-2.0 * np.log(((bits >> np.uint64(32)).astype(np.float64) + 0.5) / half))
-    angle = (bits & np.uint64((1 << 32) - 1)).astype(np.float64) * (2.0 * np.pi / half)
-    drawn: Floats = radius * np.cos(angle)
-    return drawn
-
-
-def _normal(lengths: LengthDistribution, bits: Bits) -> Floats:
-    drawn: Floats = lengths.mean + lengths.sd * standard_normal(bits)
-    return drawn
-
-
-def _lognormal(lengths: LengthDistribution, bits: Bits) -> Floats:
-    variance = np.log1p((lengths.sd / lengths.mean) ** 2)
-    drawn: Floats = np.exp(np.log(lengths.mean) - variance / 2 + np.sqrt(variance) * standard_normal(bits))
-    return drawn
-
-
-def _zipf(lengths: LengthDistribution, bits: Bits) -> Floats:
-    """A power law over [low, high + 1), by its inverse distribution function."""
-    low, high, drawn = lengths.low, lengths.high + 1, uniform(bits)
-    power = 1.0 - lengths.exponent
-    if power == 0:
-        values: Floats = low * np.power(high / low, drawn)
-    else:
-        values = np.power(low**power + drawn * (high**power - low**power), 1.0 / power)
-    return values
-
-
-DISTRIBUTIONS: dict[DistributionShape, Callable[[LengthDistribution, Bits], Floats]] = {
-    "normal": _normal,
-    "lognormal": _lognormal,
-    "zipf": _zipf,
-}

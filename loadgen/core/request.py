@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tracefile import InputError, RequestId, SessionId
+from tracefile.records.errors import InputError
+from tracefile.records.schema import RequestId, SessionId
 from wire.errors import WireError
 from wire.url import Origin, parse_url
 

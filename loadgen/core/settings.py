@@ -13,9 +13,9 @@ from loadgen.core.bodyfields import PLAIN, BodyFields, parse_extra_body
 from loadgen.core.request import SESSION_HEADER
 from loadgen.core.vocabulary import ORDINARY, Vocabulary
 from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_gpus
-from tracefile import InputError
 from tracefile.commandline.durations import duration
 from tracefile.commandline.parser import Parser
+from tracefile.records.errors import InputError
 
 if TYPE_CHECKING:
     from measure.metrics.slos import Slo

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

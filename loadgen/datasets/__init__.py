@@ -11,7 +11,9 @@ from pathlib import Path
 
 from loadgen.datasets.conversations import read_messages, read_sharegpt
 from loadgen.datasets.session import CountTokens, Dataset, DatasetSession, DatasetTurn
-from tracefile import InputError, Record, RequestId, open_trace
+from tracefile.files.reading import open_trace
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Record, RequestId
 
 RANDOM = "random"
 """Sessions drawn by the flags alone, from no file."""

@@ -17,7 +17,7 @@ import msgspec
 from loadgen.datasets.rows import convert, decode, rows
 from loadgen.datasets.session import CountTokens, DatasetSession, DatasetTurn
 from loadgen.text.messages import VerbatimMessage
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 Message = Mapping[str, Any]
 MESSAGES = "an array of messages, each an object with role and content, or an object with messages"

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tracefile import InputError
 from tracefile.records.decoding import NOT_JSON
+from tracefile.records.errors import InputError
 from tracefile.storage.lines import LineReader
 
 T = TypeVar("T")

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from loadgen.core.draws import Stream, draw_each
-from loadgen.core.lengths import standard_normal, uniform
-from tracefile import InputError
+from loadgen.core.lengthdraws import standard_normal, uniform
 from tracefile.records.decoding import NOT_JSON
+from tracefile.records.errors import InputError
 from tracefile.storage.lines import LineReader
 
 Counts = npt.NDArray[np.int64]

@@ -9,7 +9,7 @@ from loadgen.core.lengths import UNBOUNDED, LengthDistribution
 from loadgen.core.settings import RunSettings, check_positive
 from loadgen.datasets import DATASETS, RANDOM
 from loadgen.text.api_messages import Api
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 Pattern = Literal["constant", "poisson", "gamma", "series", "multiturn", "rollouts", "calibration"]
 

@@ -22,8 +22,11 @@ from loadgen.plan.stages import Wave, waves
 from loadgen.plan.workload import Survey, Workload
 from loadgen.text.prompts import Prompt, TextForm, TokenForm
 from loadgen.text.targettext import NO_TARGET, TargetText, TextMaker, open_text_maker
-from tracefile import BlockHasher, HashKey, InputError, Record, RequestId, SessionId, keyed_id
+from tracefile.hashing.blockhash import BlockHasher, keyed_id
 from tracefile.hashing.branches import BranchFinder
+from tracefile.hashing.hashkey import HashKey
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Record, RequestId, SessionId
 
 BUSY = 0.6
 """Utilization in stage ``mix``, by the time of sessions alone: requests meet but do not queue up."""

@@ -13,8 +13,9 @@ from loadgen.text.chattemplate import Order
 from loadgen.text.messages import PlannedMessage, SyntheticMessage
 from loadgen.text.prompts import ChatPrompt, Prompt, TextForm, TokenForm, TokenPrompt
 from loadgen.text.targettext import MOST_ORDERS
-from tracefile import BlockHash, BlockHasher, RequestId
+from tracefile.hashing.blockhash import BlockHasher
 from tracefile.hashing.branches import BranchFinder
+from tracefile.records.schema import BlockHash, RequestId
 
 AHEAD = 32
 """Sessions whose prompts are drawn at once; longer prompts are drawn when they are built, lest a send waits."""

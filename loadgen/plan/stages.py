@@ -23,11 +23,13 @@ import msgspec
 import numpy as np
 
 from loadgen.core.draws import Stream, draw
-from loadgen.core.lengths import LengthDistribution, quantity, uniform
+from loadgen.core.lengthdraws import quantity, uniform
+from loadgen.core.lengths import LengthDistribution
 from loadgen.plan.config import LEAST_RANGE, STAGED_PARALLEL, STAGED_PROMPT, STAGED_ROUNDS, LoadConfig
 from loadgen.plan.shapes import SessionShape, TurnShape
-from tracefile import Engine, InputError, open_trace
-from tracefile.records.errors import USAGE_ADVICE
+from tracefile.files.reading import open_trace
+from tracefile.records.errors import USAGE_ADVICE, InputError
+from tracefile.records.schema import Engine
 
 Stage = Literal["alone", "short", "long", "shared", "rested", "beside", "mix"]
 

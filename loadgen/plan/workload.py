@@ -10,14 +10,15 @@ import numpy.typing as npt
 
 from loadgen.core.draws import GENERATOR, Stream, below, draw, draw_each
 from loadgen.core.job import DIGEST_BITS, WHOLE, Shard
-from loadgen.core.lengths import LengthDistribution, quantities, quantity
+from loadgen.core.lengthdraws import quantities, quantity
+from loadgen.core.lengths import LengthDistribution
 from loadgen.datasets import DATASETS
 from loadgen.datasets.session import CountTokens, DatasetSession, DatasetTurn, estimated_tokens
 from loadgen.plan.arrivals import CHUNK, Chunks, at_rate, before, evenly, exponentially, gamma_spaced, rate_profile
 from loadgen.plan.config import ONE_TURN, LoadConfig
 from loadgen.plan.shapes import SessionShape, TurnShape, session_digest
 from loadgen.plan.stages import waves
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 Counts = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.uint64]

@@ -19,9 +19,10 @@ from loadgen.runs.outcome import RunOutcome, is_answered, outcome_of
 from loadgen.runs.progress import RunProgress
 from loadgen.runs.workers import Host, WorkerProcess, Workers
 from measure.metrics.client import with_delays
-from tracefile import InputError, Meta, Workload
 from tracefile.commandline.printing import printable
 from tracefile.commandline.workers import usable_cores
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta, Workload
 from tracefile.storage.mending import mend
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)

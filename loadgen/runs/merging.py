@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from tracefile import Meta
 from tracefile.records.decoding import is_header, is_object
 from tracefile.records.encoding import encode_meta
+from tracefile.records.schema import Meta
 from tracefile.storage.appending import TraceFile, new_whole_file
 from tracefile.storage.lines import LineReader
 from tracefile.storage.output import refuse_inputs

@@ -11,7 +11,7 @@ from pathlib import Path
 from loadgen.core.job import Job, Shard
 from loadgen.core.settings import RunSettings
 from measure.tally import Counts, Recent, Tally
-from tracefile import Meta
+from tracefile.records.schema import Meta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

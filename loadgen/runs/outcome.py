@@ -8,8 +8,8 @@ from pathlib import Path
 from loadgen.runs.merging import record_lines
 from loadgen.runs.messages import Done, Failed
 from measure.tally import Tally
-from tracefile import Meta
 from tracefile.records.decoding import KvtapeDecoder
+from tracefile.records.schema import Meta
 
 INTERRUPTED = 130
 

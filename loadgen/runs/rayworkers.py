@@ -16,9 +16,9 @@ from typing import Any
 
 from loadgen.runs.messages import Failed, FromParent, FromWorker, Setup
 from loadgen.runs.workers import Hear, Host, WorkerProcess
-from tracefile import InputError
 from tracefile.commandline.parser import VERSION
 from tracefile.commandline.workers import ray_cluster, ray_error, ray_fault, require_version
+from tracefile.records.errors import InputError
 
 START_TIMEOUT_S = 120.0
 """Longest start of an actor, which may need a new worker."""

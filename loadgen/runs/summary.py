@@ -14,7 +14,7 @@ from measure.metrics.results import TraceMetrics
 from measure.metrics.tables import metric_lines
 from measure.metrics.trace import measure_run
 from measure.runs import STATUSES, Run, load_run
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 CPU_LIMIT = 0.9
 SHORT_S = 2.0

@@ -30,8 +30,8 @@ from loadgen.runs.messages import (
 from loadgen.sending.planrun import PlanRun
 from loadgen.sending.sender import Connections
 from measure.metrics.client import with_delays
-from tracefile import InputError, TraceWriter
-from tracefile.records.errors import failure_words
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError, failure_words
 from wire.client.pool import ConnectError, ConnectionPool
 from wire.loop import run
 from wire.process import FrameSocket, parent_socket

@@ -24,7 +24,8 @@ from loadgen.runs.messages import (
     decode,
     encode,
 )
-from tracefile import InputError, Meta
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta
 from wire.process import FrameSocket, child_left, reap_child, start_child
 
 MODULE = "loadgen.runs.worker"

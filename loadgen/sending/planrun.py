@@ -19,7 +19,7 @@ from loadgen.sending.exchange import Exchange, Order
 from loadgen.sending.records import reason_of, response_of
 from loadgen.sending.sender import Connections, Sender
 from measure.tally import Tally
-from tracefile import Record
+from tracefile.records.schema import Record
 from wire.alarm import Alarm, Clock
 from wire.errors import LossKind
 

@@ -3,9 +3,8 @@
 from engines.dialect import decoded
 from loadgen.core.job import Response
 from loadgen.sending.exchange import Exchange
-from tracefile import Record
 from tracefile.hashing.blockhash import MAX_TOKEN
-from tracefile.records.schema import Status, TokensSource
+from tracefile.records.schema import Record, Status, TokensSource
 from wire.answer import parse_answer
 from wire.completion import Completion
 

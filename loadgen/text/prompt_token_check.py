@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from loadgen.core.draws import TokenIds
-from tracefile import Record
+from tracefile.records.schema import Record
 
 IDS = "ids"
 """Tokenizer name of token-id prompts; no tokenizer is asked."""

@@ -18,8 +18,8 @@ from loadgen.text.api_messages import PATHS, SentMessage, TextApi, conversation_
 from loadgen.text.messages import PlannedMessage, SyntheticMessage
 from loadgen.text.prompt_token_check import PromptTokenCounts
 from loadgen.text.targettext import TextMaker
-from tracefile import BlockHash, BlockHasher
-from tracefile.records.schema import HashSource
+from tracefile.hashing.blockhash import BlockHasher
+from tracefile.records.schema import BlockHash, HashSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from engines.tokenization import (
 )
 from engines.tokenizer import load_tokenizer, tokenizer_folder
 from loadgen.text.api_messages import Message
-from tracefile import InputError
 from tracefile.records.decoding import NOT_JSON
+from tracefile.records.errors import InputError
 
 Response = TypeVar("Response")
 EXPECTED = {TOKENIZE: "no token ids", APPLY_TEMPLATE: "no prompt", DETOKENIZE: "no text"}

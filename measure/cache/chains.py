@@ -1,14 +1,10 @@
 """Chains of block hashes as arrays of numbers, and the blocks of each request that a trace knows."""
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from tracefile.records.arrays import Int32Array, IntArray, UInt64Array
-from tracefile.records.latenames import LateModule
-
-if TYPE_CHECKING:
-    import numpy as np
-else:  # imported by the first array
-    np = LateModule("numpy")
 
 NO_HASHES: Final = -1
 

@@ -52,9 +52,9 @@ def _capture(args: argparse.Namespace, began_s: float) -> int:
         parser().error(f"--model {args.model}: expected HIDDENxLAYERS")
     if args.wheels is not None:
         install_wheels(args.wheels)
-    from scripts.engine_home import measuring_cores, on_core  # noqa: PLC0415
-    from scripts.fidelity.capturing import capture_round  # noqa: PLC0415
-    from tracefile.commandline.durations import duration  # noqa: PLC0415
+    from scripts.engine_home import measuring_cores, on_core
+    from scripts.fidelity.capturing import capture_round
+    from tracefile.commandline.durations import duration
 
     try:
         ends_s = float("inf") if args.budget is None else began_s + duration(args.budget)
@@ -84,7 +84,7 @@ def install_wheels(wheels: Path) -> None:
 
 
 def _judge(args: argparse.Namespace) -> int:
-    from scripts.fidelity.judging import judge_round, tables  # noqa: PLC0415 - capturing needs no report
+    from scripts.fidelity.judging import judge_round, tables
 
     text = tables([cell for folder in args.folders for cell in judge_round(folder.resolve(), args.out.resolve())])
     (args.out / "verdicts.md").write_text(text + "\n")

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import msgspec
 
+from engines.control import ControlClient
 from scripts import gpu_engine
-from scripts.fidelity.engines import EngineKind, engine, facts, scheduler_of, served_model, wait_until_idle
+from scripts.fidelity.engines import EngineKind, engine, facts, scheduler_of
 from scripts.fidelity.loads import Capture, Round, probe_engine, read_round, sized_round, write_round
 from scripts.job import Command, Workspace, shown
 from scripts.proxybench.conditions import Watch
 from scripts.proxybench.processes import free_port
-from tracefile import load_trace
+from tracefile.files.reading import load_trace
 
 START_S, BETWEEN_S, UNKNOWN_S = 60.0, 5.0, 90.0
 """Of an engine; between captures; of a load that was not captured yet."""
@@ -82,9 +83,10 @@ def capture_round(kind: EngineKind, folder: Path, hidden: int, layers: int, ends
 
 
 def _sized(kind: EngineKind, url: str) -> Round:
-    reported = facts(url).engine
+    with ControlClient(url) as control:
+        reported, model = control.facts().engine, control.resolve_model("auto")
     cache_tokens = (reported.num_gpu_blocks or 0) * (reported.block_size or 0)
-    probe = probe_engine(url, served_model(url))
+    probe = probe_engine(url, model)
     return sized_round(probe, scheduler_of(kind), cache_tokens, reported.max_model_len or CONTEXT)
 
 
@@ -116,7 +118,6 @@ class Bench:
         """Make one capture; what an interrupted run left of it is replaced."""
         work, trace = Workspace(self.folder / "work"), trace_path(self.folder, capture)
         trace.unlink(missing_ok=True)
-        wait_until_idle(self.url)
         work.empty_cache(self.url)
         preempted = self.preemptions()
         watch, began = Watch(), datetime.now(UTC)

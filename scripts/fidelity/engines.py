@@ -1,11 +1,8 @@
 """The engines under study: a real vLLM or SGLang, or the embedded engine."""
 
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import Literal
-
-import httpx
 
 from engines.control import ControlClient
 from engines.facts import EngineFacts
@@ -63,18 +60,3 @@ def facts(url: str) -> EngineFacts:
     """Settings and counters that a running engine reports."""
     with ControlClient(url) as control:
         return control.facts()
-
-
-def wait_until_idle(url: str, timeout_s: float = 120.0) -> None:
-    """Return once no request is left in the engine: a cache cannot be emptied while one holds blocks."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        gauges = facts(url).gauges
-        if not any(gauges.get(state) for state in ("running", "waiting")):
-            return
-        time.sleep(0.2)
-
-
-def served_model(url: str) -> str:
-    """Return the name that requests must give."""
-    return str(httpx.get(f"{url}/v1/models", timeout=30.0).json()["data"][0]["id"])

@@ -16,7 +16,9 @@ import numpy.typing as npt
 from measure.quantiles import quantile as order_statistic
 from scripts.loadbench.clientload import ClientLoad
 from scripts.loadbench.reference_server import Pace, Served, ServerLog, reference_server
-from tracefile import keyed_id, load_key, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.hashing.blockhash import keyed_id
+from tracefile.hashing.hashkey import load_key
 
 ROOT = Path(__file__).parents[2]
 STEADY = (0.2, 0.95)

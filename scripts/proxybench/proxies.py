@@ -94,7 +94,7 @@ async def tap(folder: Path, upstream: int, tokenizer: str, flags: Sequence[str])
     own = folder / tokenizer
     own.mkdir()
     async with running_tap(own, upstream, ["--tokenizer", tokenizer, *flags]) as command:
-        plane, recorder = command.data_plane, await command.pid("recorder")
+        plane, recorder = await command.pid("worker"), await command.pid("recorder")
         for pid in (command.process.pid, plane):
             pin(pid, PROXY_CORE)
         pin(recorder, LOAD_CORE)

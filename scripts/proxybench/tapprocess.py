@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.proxybench.processes import child_named, children, free_port, named, until_listening
+from scripts.proxybench.processes import child_named, free_port, until_listening
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROLES = {"worker": "tap.proxy.worker", "recorder": "tap.recorder.recorder"}
@@ -27,17 +27,6 @@ class RunningTap:
     trace: Path
     log: Path
     account: dict[str, Any] = field(default_factory=dict)
-
-    def pids(self, role: str) -> list[int]:
-        """Process ids of a role; ``tap`` is the started process."""
-        if role == "tap":
-            return [self.process.pid]
-        return named(children(self.process.pid), ROLES[role])
-
-    @property
-    def data_plane(self) -> int:
-        """The process that relays. A tap without worker processes does so itself."""
-        return (self.pids("worker") or self.pids("tap"))[0]
 
     async def pid(self, role: str) -> int:
         """The one process of a role, waited for where it is being started again."""

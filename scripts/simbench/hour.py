@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+from math import isnan
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -10,7 +11,7 @@ from scripts.simbench.timing import Figures, measure_command
 from sim.engine.run import EngineRun
 from sim.latency.modelfile import Model, save_model
 from sim.workload.arrivals import plan_arrivals
-from tracefile import load_trace
+from tracefile.files.reading import load_trace
 
 
 def bench_hour(trace: Path, model: Model, runs: int) -> Figures:
@@ -24,7 +25,7 @@ def bench_hour(trace: Path, model: Model, runs: int) -> Figures:
         walls.append(perf_counter() - wall)
         cpus.append(process_time() - cpu)
     results = list(run.results())
-    ttfts_ms = [one.ttft_ms for one in results if one.ttft_ms is not None]
+    ttfts_ms = [one.request.ttft_ms for one in results if not isnan(one.request.ttft_ms)]
     return {
         "hour_run_wall_s": round(median(walls[1:]), 4),
         "hour_run_cpu_s": round(median(cpus[1:]), 4),
@@ -32,7 +33,7 @@ def bench_hour(trace: Path, model: Model, runs: int) -> Figures:
         "hour_run_least_cpu_s": round(min(cpus), 4),
         "requests": len(arrivals),
         "steps": run.engine_steps,
-        "hit_tokens": sum(one.cached_tokens or 0 for one in results),
+        "hit_tokens": sum(max(int(one.request.cached_tokens), 0) for one in results),
         "preemptions": run.preemptions,
         "mean_ttft_ms": round(sum(ttfts_ms) / max(len(ttfts_ms), 1), 3),
     }

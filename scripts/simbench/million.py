@@ -15,8 +15,9 @@ from sim.engine.run import EngineRun, summarise
 from sim.latency.modelfile import Model
 from sim.workload.arrivals import Arrivals, BatchPlan
 from sim.workload.chain import Chains
-from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter
+from tracefile.files.writing import TraceWriter
 from tracefile.records.batches import Batch
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 PART = 1 << 14
 PROMPT_TOKENS = 10_000

@@ -5,19 +5,21 @@ import json
 import os
 import subprocess
 from functools import partial
+from math import isnan
 from pathlib import Path
 from statistics import median
 
 from scripts.simbench.timing import Figures, measure
 from sim.engine.deployment import Deployment
 from sim.engine.dispatch import RoutedLoad
-from sim.engine.fleetplan import engines_of, fleet_plan, run_fleet
+from sim.engine.fleetplan import fleet_plan
+from sim.engine.fleetrun import engines_of, run_fleet
 from sim.engine.results import RequestResult
 from sim.engine.run import EngineRun, read_arrivals
 from sim.latency.modelfile import Model, make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
-from tracefile import open_trace
+from tracefile.files.reading import open_trace
 
 SCRIPT = Path(__file__).with_name("dynamoreplay.py")
 STEP_MS, PREFILL_STEP_MS = 8.0, 40.0
@@ -59,9 +61,9 @@ def _bench_both(  # noqa: PLR0917 - one for each side's need
         **measure(name, runs, ours),
     }
     ended = ours()
-    ttfts_ms = [one.ttft_ms for one in ended if one.ttft_ms is not None]
+    ttfts_ms = [one.request.ttft_ms for one in ended if not isnan(one.request.ttft_ms)]
     return figures | {
-        f"{name}_hit_tokens": sum(one.cached_tokens or 0 for one in ended),
+        f"{name}_hit_tokens": sum(max(int(one.request.cached_tokens), 0) for one in ended),
         f"{name}_mean_ttft_ms": round(sum(ttfts_ms) / len(ttfts_ms), 3),
         f"{name}_dynamo_over_ours": round(figures[f"{name}_dynamo_least_cpu_s"] / figures[f"{name}_cpu_s"], 2),
     }

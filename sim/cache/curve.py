@@ -3,60 +3,24 @@
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engines.modelconfig import kv_bytes_per_token
-from measure.metrics.flags import add_kv_bytes_argument, checked_kv_bytes
+from measure.cache import hitcurve
+from measure.cache.hitcurve import HitCurve
+from measure.metrics.flags import checked_kv_bytes
 from measure.table import table_lines
 from measure.wording import factor
-from report.output import add_page_argument, page_path, write_page
-from sim.cache.pool import add_trace_flags, block_size_text, parse_block_size
-from tracefile.commandline.durations import duration
+from report.output import page_path, write_page
+from sim.cache import pages
+from sim.cache import reuse as reusing
+from sim.cache.pool import block_size_text, parse_block_size
+from sim.workload import accesses as workload_accesses
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule, late_modules
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from measure.cache import hitcurve
-    from measure.cache.hitcurve import HitCurve
-    from sim.cache import pages
-    from sim.cache import reuse as reusing
-    from sim.workload import accesses as workload_accesses
-else:  # numpy, which the flags need not
-    np = LateModule("numpy")
-    hitcurve = LateModule("measure.cache.hitcurve")
-    pages, reusing = late_modules("sim.cache", "pages reuse")
-    workload_accesses = LateModule("sim.workload.accesses")
-
 
 SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
 MOST_NUMBER = 1 << 53
 GIB = 2**30
-
-
-EPILOG = """\
-examples:
-  sim curve monday.jsonl.zst --cache-tokens 100000,400000
-  sim curve monday.jsonl.zst --window 60s --json > curve.json
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_trace_flags(parser)
-    parser.add_argument(
-        "--cache-tokens", metavar="N,N…", help="show these cache sizes, in tokens, such as 100000,200000"
-    )
-    add_kv_bytes_argument(parser)
-    parser.add_argument(
-        "--model-config", type=Path, metavar="PATH", help="the same from a Hugging Face config.json or its folder"
-    )
-    parser.add_argument(
-        "--window", type=duration, help="tables of reuse, too: times between uses, blocks used per window, such as 60s"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object with the complete curve")
-    add_page_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -100,7 +64,7 @@ def parse_numbers(text: str | None) -> list[int]:
     return numbers
 
 
-def curve_as_json(curve: "HitCurve") -> dict[str, Any]:
+def curve_as_json(curve: HitCurve) -> dict[str, Any]:
     return {
         "block_size": curve.block_size,
         "lookup_blocks": curve.lookup_blocks,
@@ -114,7 +78,7 @@ def curve_as_json(curve: "HitCurve") -> dict[str, Any]:
     }
 
 
-def describe(curve: "HitCurve", cache_tokens: list[int], kv_bytes: int | None = None) -> str:
+def describe(curve: HitCurve, cache_tokens: list[int], kv_bytes: int | None = None) -> str:
     most = curve.max_hit_blocks
     blocks, whole = block_size_text(curve.block_size, curve.fine_block_size), curve.rate_at(len(curve.sizes))
     lines = [

@@ -14,19 +14,16 @@ from typing import NamedTuple
 import numpy as np
 
 from measure.cache.interning import Interner, unlimited_hits
-from measure.cache.vectors import integers
 from measure.table import table_lines
-from sim.cache.sequential_pool import Records, lay_out
-from sim.vllm.config import EngineConfig
-from sim.vllm.hybridcache import HybridCache, serve_alone
+from sim.vllm.config import MOST, EngineConfig
+from sim.vllm.hybridcache import HybridCache
 from sim.vllm.hybridgroups import make_hybrid_cache
 from sim.vllm.kvgroups import KvLayout, read_groups
-from sim.vllm.request import ANY_HITS, Request
-from sim.vllm.rules import blocks_for
 from sim.workload.chain import Chains, finest_records
+from sim.workload.prompts import Prompts, lay_out
 from tracefile.commandline.configfile import refuse_beside
 from tracefile.files.reading import open_trace
-from tracefile.records.arrays import IntArray, UInt64Array
+from tracefile.records.arrays import IntArray
 from tracefile.records.batches import Batch
 from tracefile.records.errors import InputError
 
@@ -47,24 +44,6 @@ CAUSES = {
 }
 
 
-class Prompts(NamedTuple):
-    """Requests as the cache sees them, and the keys of their match units."""
-
-    requests: Records
-    keys: UInt64Array
-    tokens: IntArray
-    last_token: IntArray
-    """Tokens of prompt and output."""
-    seen_tokens: IntArray
-    """Leading tokens that an earlier request computed, to the trace's block."""
-    block_size: int
-    """The trace's."""
-
-    @property
-    def reachable(self) -> IntArray:
-        return np.minimum(self.seen_tokens, self.tokens - 1)
-
-
 class Hits(NamedTuple):
     """Result of a pool."""
 
@@ -72,7 +51,6 @@ class Hits(NamedTuple):
     """Hit tokens of each request; −1: it does not fit the pool, and touches nothing."""
     form: IntArray
     """Where more could have hit, the form of groups that had the shortest hit, by its place in ``names_of``."""
-    evicted: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,8 +78,9 @@ def names_of(layout: KvLayout) -> list[str]:
     return [group.name for group in sorted(forms, key=lambda group: not group.sees_all)]
 
 
-def read_prompts(path: Path, layout: KvLayout) -> Prompts:
-    """Requests of a trace with block hashes. Raises InputError if it is too coarse."""
+def read_hybrid(path: Path, layout: KvLayout) -> tuple[Prompts, IntArray]:
+    """Return a trace's prompts in blocks of the match unit, and the leading tokens of each that an earlier request
+    computed, to the trace's block. Raises InputError if the trace is too coarse."""
     with open_trace(path) as reader:
         size, unit = reader.meta.block_size or 1, layout.match_unit
         meta, records = finest_records(reader, size if unit % size == 0 else 1)
@@ -112,25 +91,26 @@ def read_prompts(path: Path, layout: KvLayout) -> Prompts:
                 f"{fine.block_size}"
             )
         batch = Batch(list(records))
-    hashes = batch.hashes()
-    finest, laid_out = lay_out(batch, hashes, fine), lay_out(batch, hashes, Chains(meta, unit))
-    interner, known = Interner(), finest.requests["known_keys"]
+    finest, interner = lay_out(batch, batch.hashes(), fine), Interner()
     numbers = interner.number(finest.keys)
-    run = unlimited_hits(numbers, np.append(0, np.cumsum(known)), known, interner.distinct)
-    return Prompts(
-        laid_out.requests,
-        laid_out.keys,
-        laid_out.prompt_tokens,
-        laid_out.computed_tokens + 1,
-        np.minimum(run * fine.block_size, laid_out.prompt_tokens),
-        fine.block_size,
-    )
+    run = unlimited_hits(numbers, finest.starts, finest.known, interner.distinct)
+    seen_tokens = np.minimum(run * fine.block_size, finest.prompt_tokens)
+    return lay_out(batch, batch.hashes(), Chains(meta, unit)), seen_tokens
 
 
-def empty_cache(layout: KvLayout, usable_blocks: int) -> HybridCache:
-    """Return a cache that serves requests one at a time."""
+def run_pool(prompts: Prompts, layout: KvLayout, usable_blocks: int | None, reach: IntArray) -> Hits:
+    """Serve the requests one at a time; ``reach``: tokens that could hit."""
+    cache, hits, forms = empty_cache(layout, usable_blocks), [], []
+    for request, most in zip(prompts.requests(), reach.tolist(), strict=True):
+        forms.append(cache.shortest_form(request) if cache.look_up(request) < most else 0)
+        hits.append(cache.serve_alone(request))
+    return Hits(np.array(hits, np.int64), np.array(forms, np.int64))
+
+
+def empty_cache(layout: KvLayout, usable_blocks: int | None) -> HybridCache:
+    """Return a cache that serves requests one at a time; None: one that never evicts."""
     config = EngineConfig(
-        num_gpu_blocks=usable_blocks + 1,
+        num_gpu_blocks=MOST if usable_blocks is None else usable_blocks + 1,
         block_size=layout.match_unit,
         kv_groups=layout.name,
         max_num_batched_tokens=CHUNK_TOKENS,
@@ -139,50 +119,21 @@ def empty_cache(layout: KvLayout, usable_blocks: int) -> HybridCache:
     return make_hybrid_cache(config)
 
 
-def run_pool(prompts: Prompts, cache: HybridCache, reach: IntArray, *, stops: bool = False) -> Hits:
-    """Serve the requests one at a time; ``reach``: tokens that could hit; ``stops``: return at the first eviction."""
-    keys, rows = integers(prompts.keys), prompts.requests
-    columns = (prompts.tokens, prompts.last_token, *(rows[name] for name in ("first_key", "known_keys")))
-    each = zip(*(column.tolist() for column in columns), (rows["prompt_logprobs"] > 0).tolist(), strict=True)
-    requests = [
-        Request(
-            "",
-            tokens,
-            last - tokens,
-            keys,
-            first_key=first,
-            known_keys=known,
-            index=index,
-            hit_limit=0 if scored else ANY_HITS,
-        )
-        for index, (tokens, last, first, known, scored) in enumerate(each)
-    ]
-    hits, forms = serve_alone(cache, requests, reach.tolist(), stops)
-    return Hits(np.array(hits, np.int64), np.array(forms, np.int64), cache.pool.evicted_blocks > 0)
-
-
-def unlimited(prompts: Prompts, layout: KvLayout) -> Hits:
+def unlimited(prompts: Prompts, seen_tokens: IntArray, layout: KvLayout) -> Hits:
     """Hits of a cache that never evicts."""
-    requests, reached = prompts.requests, reach(prompts, layout)[-1]
-    distinct, units = Interner(), prompts.last_token // layout.match_unit
-    distinct.number(prompts.keys)
-    tokens = (distinct.distinct + int((units - requests["known_keys"]).sum())) * layout.match_unit
-    longest, spare = int(prompts.last_token.max(initial=1)), 4 * len(requests) + 8
-    blocks = sum(blocks_for(max(tokens, longest), group.block_size) + spare for group in layout.groups)
-    while (found := run_pool(prompts, empty_cache(layout, blocks), reached, stops=True)).evicted:
-        blocks *= 2
-    return found
+    return run_pool(prompts, layout, None, reach(prompts, seen_tokens, layout)[-1])
 
 
-def count_hits(prompts: Prompts, layout: KvLayout, usable_blocks: int | None, most: Hits) -> HybridCounts:
-    """Hits at one size, and causes of the rest; ``most``: of an unlimited cache."""
-    found = most if usable_blocks is None else run_pool(prompts, empty_cache(layout, usable_blocks), most.tokens)
+def count_hits(prompts: Prompts, seen_tokens: IntArray, layout: KvLayout, usable_blocks: int | None) -> HybridCounts:
+    """Hits at one size, and causes of the rest."""
+    most = unlimited(prompts, seen_tokens, layout)
+    found = most if usable_blocks is None else run_pool(prompts, layout, usable_blocks, most.tokens)
     fits = found.tokens >= 0
-    causes, blamed = attribute(prompts, layout, most, found)
+    causes, blamed = attribute(prompts, seen_tokens, layout, most, found)
     counts = HybridCounts(kv_groups=layout.name, usable_blocks=usable_blocks, requests=len(fits))
     counts.rejected = int((~fits).sum())
-    counts.input_tokens, counts.hit_tokens = int(prompts.tokens[fits].sum()), int(causes["hit"][fits].sum())
-    every = {"input": prompts.tokens, **causes}
+    counts.input_tokens, counts.hit_tokens = int(prompts.prompt_tokens[fits].sum()), int(causes["hit"][fits].sum())
+    every = {"input": prompts.prompt_tokens, **causes}
     counts.tokens = Counter({name: int(tokens[fits].sum()) for name, tokens in every.items()})
     for name, (names, form) in blamed.items():
         of_form = [int(causes[name][fits & (form == number)].sum()) for number in range(len(names))]
@@ -191,39 +142,39 @@ def count_hits(prompts: Prompts, layout: KvLayout, usable_blocks: int | None, mo
     return counts
 
 
-def reach(prompts: Prompts, layout: KvLayout) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+def reach(prompts: Prompts, seen_tokens: IntArray, layout: KvLayout) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Tokens that could hit after rounding to the groups' blocks, the coarsest group, then after rounding to the common
     multiple, then after dropping the last block."""
-    unit, reachable = layout.match_unit, prompts.reachable
+    unit, reachable = layout.match_unit, np.minimum(seen_tokens, prompts.prompt_tokens - 1)
     sizes = {spec.name: unit if layout.partial_hits else spec.block_size for spec in layout.groups}
     each = np.stack([reachable // sizes[name] * sizes[name] for name in names_of(layout)])
     common = reachable // layout.alignment * layout.alignment
     dropping = [layout.groups[place] for place in layout.dropping]
     margin = max((sizes[spec.name] for spec in dropping if not spec.keeps_state), default=0)
-    kept = np.maximum(prompts.seen_tokens - margin, 0) // layout.alignment * layout.alignment
+    kept = np.maximum(seen_tokens - margin, 0) // layout.alignment * layout.alignment
     return each.min(axis=0), each.argmin(axis=0), common, np.minimum(common, kept) if margin else common
 
 
 def attribute(
-    prompts: Prompts, layout: KvLayout, most: Hits, found: Hits
+    prompts: Prompts, seen_tokens: IntArray, layout: KvLayout, most: Hits, found: Hits
 ) -> tuple[dict[str, IntArray], dict[str, tuple[list[str], IntArray]]]:
     """Prompt tokens by cause, and of causes that a group decides, the groups' names and the place of each request's."""
-    rounded, coarsest, common, best = reach(prompts, layout)
-    seen, hits = prompts.seen_tokens, found.tokens
+    rounded, coarsest, common, best = reach(prompts, seen_tokens, layout)
+    reachable, hits = np.minimum(seen_tokens, prompts.prompt_tokens - 1), found.tokens
     possible = np.maximum(most.tokens, hits)
-    scored = prompts.requests["prompt_logprobs"] > 0
+    scored = prompts.unread > 0
     lost = {
-        "block": prompts.reachable - rounded,
+        "block": reachable - rounded,
         "common_multiple": rounded - common,
         "dropped_block": common - best,
         "not_kept": np.maximum(best - possible, 0),
         "evicted": np.minimum(possible, best) - hits,
-        "last_token": seen - prompts.reachable,
+        "last_token": seen_tokens - reachable,
     }
     counted = ~scored & (hits <= best)
     causes = {"hit": hits, **{name: np.where(counted, tokens, 0) for name, tokens in lost.items()}}
-    causes["prompt_logprobs"] = np.where(scored, seen, 0)
-    causes = {"hit": hits, "cold": prompts.tokens - sum(causes.values()), **causes}
+    causes["prompt_logprobs"] = np.where(scored, seen_tokens, 0)
+    causes = {"hit": hits, "cold": prompts.prompt_tokens - sum(causes.values()), **causes}
     names = names_of(layout)
     blamed = {"block": (names, coarsest), "not_kept": (names, most.form), "evicted": (names, found.form)}
     return {name: causes[name] for name in CAUSES}, blamed
@@ -233,9 +184,7 @@ def run(arguments: argparse.Namespace, usable_blocks: int | None) -> int:
     """``sim pool`` with ``--kv-groups``."""
     refuse_beside("--kv-groups", arguments, OTHER_FLAGS)
     layout = read_groups(arguments.kv_groups)
-    prompts = read_prompts(arguments.trace, layout)
-    most = unlimited(prompts, layout)
-    found = count_hits(prompts, layout, usable_blocks, most)
+    found = count_hits(*read_hybrid(arguments.trace, layout), layout, usable_blocks)
     if arguments.json:
         counts = {name: getattr(found, name) for name in (*HybridCounts.__dataclass_fields__, "hit_rate")}
         print(json.dumps({"kind": "hybrid pool", "trace": str(arguments.trace), "counts": counts}))

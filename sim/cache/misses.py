@@ -8,32 +8,24 @@ without a known hash.
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import asdict
 
+import numpy as np
+
+from measure.cache import interning
 from measure.table import table_lines
-from report.output import add_page_argument, page_path, write_page
-from sim.cache.pool import add_pool_flags, parse_block_size, parse_usable_blocks, size_text
+from report.output import page_path, write_page
+from sim.cache import pages
+from sim.cache.pool import parse_block_size, parse_usable_blocks, size_text
 from sim.cache.results import Attribution, CauseShare
+from sim.vllm import kvcache
 from sim.vllm.settings import refuse_other_attention
-from sim.workload.chain import Chains, engine_chains, hashed_batches, in_file_order
+from sim.workload import prompts as prompting
+from sim.workload.chain import engine_chains, hashed_batches, in_file_order
+from sim.workload.prompts import Prompts
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import IntArray
-from tracefile.records.latenames import LateModule, late_modules
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from measure.cache import interning
-    from sim.cache import pages, sequential_pool
-    from sim.cache.sequential_pool import Records, Requests
-    from tracefile.records.batches import Batch, Hashes
-else:  # numpy, which the flags need not
-    np = LateModule("numpy")
-    interning = LateModule("measure.cache.interning")
-    pages, sequential_pool = late_modules("sim.cache", "pages sequential_pool")
-
 
 CAUSES = ("hit", "cold", "evicted", "last_token", "prompt_logprobs", "partial_block", "hash_unknown")
 """Causes of a prompt token; docs/curves.md defines each."""
@@ -41,34 +33,12 @@ COHORTS = ("turn 1", "turns 2+", "turn unknown")
 ALL = "all"
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """A whole trace's requests with a prompt length, in file order."""
-
-    requests: "Requests"
-    cohort: IntArray
-    """Place in ``COHORTS`` of each request."""
-    block_size: int
-
-
-EPILOG = """\
-examples:
-  sim misses monday.jsonl.zst --num-gpu-blocks 20000
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_pool_flags(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_page_argument(parser)
-
-
 def run(arguments: argparse.Namespace) -> int:
     usable_blocks = parse_usable_blocks(arguments.num_gpu_blocks)
     with open_trace(arguments.trace) as reader:
         refuse_other_attention(reader.meta, arguments.trace, "sim pool --kv-groups")
         chains = engine_chains(reader.meta, parse_block_size(arguments.block_size))
-        prompts = lay_out(in_file_order(hashed_batches(reader)), chains)
+        prompts = prompting.read_prompts(in_file_order(hashed_batches(reader)), chains)
     found = attribute(prompts, usable_blocks)
     found_json = {"kind": "misses", "trace": str(arguments.trace), **asdict(found)}
     html = page_path(arguments, [arguments.trace])
@@ -78,56 +48,41 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def lay_out(batches: "Iterable[tuple[Batch, Hashes]]", chains: Chains) -> Prompts:
-    turns = [np.empty(0, np.int64)]
-
-    def noted() -> "Iterator[tuple[Batch, Hashes]]":
-        for batch, hashes in batches:
-            rows = np.flatnonzero(batch.numbers("prompt_tokens") > 0)
-            turns.append(batch.numbers("turn")[rows])  # 0: unknown; turns count from 1
-            yield batch, hashes
-
-    requests = sequential_pool.read_requests(noted(), chains)
-    turn = np.concatenate(turns)
-    cohort = np.where(turn == 0, 2, np.minimum(turn, 2) - 1)
-    return Prompts(requests, cohort, chains.block_size)
-
-
 def attribute(prompts: Prompts, usable_blocks: int | None) -> Attribution:
     """Run the pool of ``usable_blocks`` (None: unlimited) and give every prompt token its cause."""
-    interner = interning.Interner()
-    numbers = interner.number(prompts.requests.keys)
-    requests = prompts.requests._replace(keys=numbers.astype(np.uint64))
-    pool = sequential_pool.SequentialPool(requests, usable_blocks)
-    fits = pool.fits
-    hits = pool.run_noting_evictions(interner.distinct)
-    causes = _causes(pool.requests, hits, prompts.requests.prompt_tokens[fits], prompts.block_size)
+    fitting = prompts.take(prompts.fit(usable_blocks))
+    causes = _causes(fitting, usable_blocks)
+    cohort = np.where(fitting.turn == 0, 2, np.minimum(fitting.turn, 2) - 1)
     return Attribution(
         block_size=prompts.block_size,
         usable_blocks=usable_blocks,
-        rejected=int((~fits).sum()),
-        total=_shares((ALL,), np.zeros_like(prompts.cohort)[fits], causes)[0],
-        cohorts=[share for share in _shares(COHORTS, prompts.cohort[fits], causes) if share.requests],
+        rejected=len(prompts) - len(fitting),
+        total=_shares((ALL,), np.zeros_like(cohort), causes)[0],
+        cohorts=[share for share in _shares(COHORTS, cohort, causes) if share.requests],
     )
 
 
-def _causes(requests: "Records", rows: IntArray, prompt_tokens: IntArray, block_size: int) -> IntArray:
-    """Tokens by cause of the requests that ran, shape (requests, causes)."""
-    full, partial = np.divmod(prompt_tokens, block_size)
-    hits, cached, seen = rows
-    known, unread = requests["prompt_blocks"], requests["prompt_logprobs"] > 0
-    blocks = {
-        "hit": hits,
-        "cold": known - seen,
-        "evicted": seen - cached,
-        "last_token": np.where(unread, 0, cached - hits),
-        "prompt_logprobs": np.where(unread, cached, 0),
-        "hash_unknown": full - known,
+def _causes(prompts: Prompts, usable_blocks: int | None) -> IntArray:
+    """Tokens by cause of requests that fit, shape (requests, causes)."""
+    block_size, interner = prompts.block_size, interning.Interner()
+    cache, cached, hit_tokens = kvcache.single_group_cache(block_size, usable_blocks), [], []
+    known = prompts.prompt_blocks
+    for request, blocks in zip(prompts.requests(), known.tolist(), strict=True):
+        cached.append(cache.count_hits(request.keys[request.first_key : request.first_key + blocks]))
+        hit_tokens.append(cache.serve_alone(request))
+    seen = interning.unlimited_hits(interner.number(prompts.keys), prompts.starts, known, interner.distinct)
+    hit, held = np.array(hit_tokens, np.int64), np.array(cached, np.int64) * block_size
+    full, partial = np.divmod(prompts.prompt_tokens, block_size)
+    causes = {
+        "hit": hit,
+        "cold": (known - seen) * block_size,
+        "evicted": seen * block_size - held,
+        "last_token": np.where(prompts.unread > 0, 0, held - hit),
+        "prompt_logprobs": np.where(prompts.unread > 0, held - hit, 0),
+        "partial_block": partial,
+        "hash_unknown": (full - known) * block_size,
     }
-    causes = {cause: count * block_size for cause, count in blocks.items()}
-    causes["partial_block"] = partial
-    nothing = np.zeros_like(partial)
-    return np.stack([causes.get(cause, nothing) for cause in CAUSES], axis=1)
+    return np.stack([causes[cause] for cause in CAUSES], axis=1)
 
 
 def _shares(names: tuple[str, ...], place: IntArray, causes: IntArray) -> list[CauseShare]:

@@ -10,12 +10,15 @@ import heapq
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
-from sim.llamacpp.slots import Chain, Slot, SlotCache, SlotConfig, add_slot_flags, slot_config
-from sim.sglang.config import RadixConfig, add_radix_flags, radix_config
+from sim.cache import hybrid
+from sim.cache.belady import BeladyPool
+from sim.llamacpp.config import SlotConfig, slot_config
+from sim.llamacpp.slots import Chain, Slot, SlotCache
+from sim.sglang.config import RadixConfig, radix_config
 from sim.sglang.radix import RadixPool
-from sim.vllm.config import MOST, add_kv_groups
+from sim.vllm.config import MOST
+from sim.vllm.kvcache import single_group_cache
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import (
     Chains,
@@ -25,6 +28,7 @@ from sim.workload.chain import (
     in_file_order,
     tokens_computed,
 )
+from sim.workload.prompts import read_prompts
 from tracefile.commandline.configfile import given_flags
 from tracefile.files.reading import TraceReader, open_trace
 from tracefile.records.errors import InputError
@@ -104,7 +108,6 @@ class SlotCounts(HitCounts):
         return f"{self.settings.slots} slots, prompt cache: {beside}"
 
 
-ENGINES = ("vllm", "sglang", "llamacpp")
 OWN_FLAGS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("kv_groups", "bound"),
     "sglang": ("kv_tokens", "page_size", "chunked_prefill_size"),
@@ -113,49 +116,10 @@ OWN_FLAGS: Mapping[str, tuple[str, ...]] = {
 """Flags of one engine alone."""
 
 
-EPILOG = "examples:\n  sim pool monday.jsonl.zst --num-gpu-blocks 20000\n"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_pool_flags(parser)
-    add_kv_groups(parser)
-    parser.add_argument(
-        "--engine", choices=ENGINES, default="vllm", help="vLLM's block pool, SGLang's radix tree, or llama.cpp's slots"
-    )
-    parser.add_argument(
-        "--bound", action="store_true", help="the most that any eviction hits: a pool that knows the future (Belady's)"
-    )
-    add_radix_flags(parser)
-    add_slot_flags(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def add_trace_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, help="a trace with block hashes")
-    parser.add_argument(
-        "--block-size",
-        type=int,
-        metavar="TOKENS",
-        help="tokens in a block, a multiple of the trace's (default: the engine's, else the trace's)",
-    )
-
-
-def add_pool_flags(parser: argparse.ArgumentParser) -> None:
-    add_trace_flags(parser)
-    parser.add_argument(
-        "--num-gpu-blocks",
-        default="inf",
-        metavar="N",
-        help="vLLM's number of KV blocks, the null block included: one fewer is usable",
-    )
-
-
 def run(arguments: argparse.Namespace) -> int:
     refuse_other_engines(arguments)
     if arguments.kv_groups is not None:
-        from sim.cache.hybrid import run as run_hybrid  # noqa: PLC0415 - the other caches need no compiled code
-
-        return run_hybrid(arguments, parse_usable_blocks(arguments.num_gpu_blocks))
+        return hybrid.run(arguments, parse_usable_blocks(arguments.num_gpu_blocks))
     counts = count_trace_hits(arguments)
     print(json.dumps({**asdict(counts), "hit_rate": counts.hit_rate}) if arguments.json else describe(counts))
     return 0
@@ -194,24 +158,25 @@ def count_pool_hits(
     reader: TraceReader, chains: Chains, usable_blocks: int | None, *, belady: bool = False
 ) -> HitCounts:
     """Hits in vLLM's pool: rules 1 to 11 of docs/simulator.md, with one request at a time; ``belady``: the bound."""
-    # The other caches need no compiled code.
-    from sim.cache.sequential_pool import BeladyPool, SequentialPool, read_requests  # noqa: PLC0415
-
-    requests = read_requests(in_file_order(hashed_batches(reader)), chains)
-    pool: SequentialPool | BeladyPool
-    pool = (BeladyPool if belady else SequentialPool)(requests, usable_blocks)
-    tokens = requests.prompt_tokens[pool.fits]
-    hit_blocks = int(pool.run().sum())
+    prompts = read_prompts(in_file_order(hashed_batches(reader)), chains)
+    fitting = prompts.take(prompts.fit(usable_blocks))
+    if belady:
+        pool = BeladyPool(fitting, usable_blocks)
+        hit_blocks, evicted_blocks = int(pool.run().sum()), pool.evicted_blocks
+    else:
+        cache = single_group_cache(chains.block_size, usable_blocks)
+        hit_blocks = sum(cache.serve_alone(request) for request in fitting.requests()) // chains.block_size
+        evicted_blocks = int(cache.evicted_blocks())
     return HitCounts(
         block_size=chains.block_size,
         usable_blocks=usable_blocks,
-        requests=len(pool.fits),
-        rejected=int((~pool.fits).sum()),
-        input_tokens=int(tokens.sum()),
-        lookup_blocks=int((tokens // chains.block_size).sum()),
+        requests=len(prompts),
+        rejected=len(prompts) - len(fitting),
+        input_tokens=int(fitting.prompt_tokens.sum()),
+        lookup_blocks=int((fitting.prompt_tokens // chains.block_size).sum()),
         hit_blocks=hit_blocks,
         hit_tokens=hit_blocks * chains.block_size,
-        evicted_blocks=pool.evicted_blocks,
+        evicted_blocks=evicted_blocks,
     )
 
 

@@ -9,10 +9,11 @@ from measure.cache.vectors import floats
 from sim.engine.deployment import Deployment
 from sim.engine.fleet import NONE, Fleet, Life
 from sim.engine.results import RequestResult, results_of
-from sim.engine.simulatedrequest import SimulatedRequest
+from sim.engine.simulatedrequest import AS_RECORDED, SimulatedRequest
 from sim.engine.simulation import make_engine, request_columns
 from sim.engine.tiers import TierTraffic, traffic_of
 from sim.latency.modelfile import Model
+from sim.latency.noisetables import frontend_factors
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals
 from tracefile.records.arrays import IntArray
@@ -67,7 +68,7 @@ class FleetLoad:
                 result.record.upstream = name
                 yield result
         for result in self._results_in(np.flatnonzero(life_of == NONE), self.fleet.lives[0]):
-            if result.outcome != "as_recorded":
+            if result.request.outcome != AS_RECORDED:
                 result.record.upstream = None
             yield result
 
@@ -97,7 +98,7 @@ class FleetLoad:
             now_ms=self._start_ms,
             keeps_rows=self._keeps_rows,
         )
-        return Life(number, engine, floats(one.model.noise.frontend_factors(seed, self.arrivals.ids)))
+        return Life(number, engine, floats(frontend_factors(one.model.noise, seed, self.arrivals.ids)))
 
 
 def engine_seed(seed: int | None, number: int) -> int | None:

@@ -8,59 +8,46 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import numpy as np
 
+from measure import survival
 from measure.table import table_lines
 from measure.wording import NOTHING, rests_on
-from sim.engine.deployment import Deployment, add_deployment_flags, deployment_of
+from sim.engine import results as outcomes
+from sim.engine import simulation as simulations
+from sim.engine import tiers
+from sim.engine.deployment import Deployment, deployment_of
+from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleetplan import (
     CAPTURED,
     LONE_ROUTE,
     FleetPlan,
-    add_fleet_flags,
-    engines_of,
     fleet_plan,
-    run_fleet,
 )
+from sim.engine.fleetrun import engines_of, run_fleet
+from sim.engine.fleets import FleetEngine
 from sim.engine.incidents import settings_of
+from sim.engine.results import RequestResult
+from sim.engine.tiers import TierTraffic
 from sim.latency.fittraces import refuse_fitted
 from sim.latency.modelfile import Model, engine_with, load_model
 from sim.latency.verdicts import engine_warning, verdict_sentence
-from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
+from sim.vllm.config import EngineConfig, engine_overrides
 from sim.vllm.settings import refuse_other_attention
+from sim.workload import arrivalorder
+from sim.workload import arrivals as planning
+from sim.workload.arrivals import Arrivals
 from sim.workload.chain import Chains
-from tracefile import InputError, Record, TraceReader, TraceWriter, open_trace, trace_digest
-from tracefile.commandline.parser import seed
-from tracefile.files.writing import check_new, new_writer
-from tracefile.records.latenames import LateModule, late_modules
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from measure import survival
-    from sim.engine import dispatch as dispatching
-    from sim.engine import results as outcomes
-    from sim.engine import simulation as simulations
-    from sim.engine import tiers
-    from sim.engine.dispatch import Dispatch
-    from sim.engine.fleets import FleetEngine
-    from sim.engine.results import RequestResult
-    from sim.engine.tiers import TierTraffic
-    from sim.workload import arrivalorder
-    from sim.workload import arrivals as planning
-    from sim.workload.arrivals import Arrivals
-    from tracefile import outputs
-    from tracefile.records import batches
-else:  # numpy, which the flags need not
-    np = LateModule("numpy")
-    survival = LateModule("measure.survival")
-    dispatching, outcomes, simulations, tiers = late_modules("sim.engine", "dispatch results simulation tiers")
-    arrivalorder, planning = late_modules("sim.workload", "arrivalorder arrivals")
-    batches = LateModule("tracefile.records.batches")
-    outputs = LateModule("tracefile.outputs")
-
+from tracefile import outputs
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import TraceReader, open_trace
+from tracefile.files.writing import TraceWriter, check_new, new_writer
+from tracefile.records import batches
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Record
 
 MOST_EVENTS_SHOWN = 12
 _LEVELS = (0.5, 0.9, 0.99)
@@ -108,7 +95,7 @@ class Summary:
     cohorts: list[CohortSummary]
     fleet: FleetSummary | None = None
     """None: one engine."""
-    tiers: "TierTraffic | None" = None
+    tiers: TierTraffic | None = None
     """None: no memory behind the pool."""
     assumptions: tuple[str, ...] = ()
     """Of memory behind the pool: nothing here could confirm them."""
@@ -136,7 +123,7 @@ def summarise(records: Sequence[Record], preemptions: int, steps: int) -> Summar
     return Summary(
         requests=len(records),
         not_ok=sum(record.status != "ok" for record in records),
-        unservable=sum(record.error == outcomes.FAILURES["unservable"] for record in records),
+        unservable=sum(record.error == outcomes.TOO_LONG for record in records),
         prompt_tokens=sum(record.prompt_tokens or 0 for record in counted),
         cached_tokens=sum(record.cached_tokens or 0 for record in counted),
         preemptions=preemptions,
@@ -163,42 +150,6 @@ def _cohort(name: str, waits: Sequence[tuple[float, int]]) -> CohortSummary:
         found = survival.quantiles(made, survival.incidence(made), np.array(_LEVELS)).tolist()
     p50, p90, p99 = (value if math.isfinite(value) else None for value in found or [math.nan] * len(_LEVELS))
     return CohortSummary(name, len(times_ms), p50, p90, p99)
-
-
-EPILOG = """\
-examples:
-  sim run monday.jsonl.zst --latency-model model.json -o predicted.jsonl.zst
-  sim run monday.jsonl.zst --latency-model model.json -o fleet.jsonl.zst --replicas 4 --route prefix
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, help="trace to predict; never one that the model was fitted on")
-    parser.add_argument(
-        "--latency-model",
-        type=Path,
-        required=True,
-        action="append",
-        help="model.json from sim calibrate; several: one for each engine of a fleet",
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        required=True,
-        help="predicted trace (.gz and .zst compress)",
-    )
-    add_engine_flags(parser)
-    add_fleet_flags(parser, several=False)
-    add_deployment_flags(parser)
-    parser.add_argument("--cold-prompts", action="store_true", help="nothing is shared: every block is unique")
-    parser.add_argument(
-        "--replay-sessions", action="store_true", help="a turn comes its think time after its parent's predicted end"
-    )
-    parser.add_argument("--seed", type=seed, default=0, help="seed of the noise")
-    parser.add_argument("--no-noise", action="store_true", help="medians instead of draws")
-    parser.add_argument("--overwrite", action="store_true", help="replace the outputs if they exist")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -261,7 +212,7 @@ class EngineRun:
     """A run of one engine."""
 
     def __init__(
-        self, arrivals: "Arrivals", config: EngineConfig, model: Model, seed: int | None, deployment: Deployment | None
+        self, arrivals: Arrivals, config: EngineConfig, model: Model, seed: int | None, deployment: Deployment | None
     ) -> None:
         self._arrivals = arrivals
         self._simulation = simulations.simulate(arrivals, config, model, seed, deployment=deployment)
@@ -269,10 +220,10 @@ class EngineRun:
         self.engine_steps = int(self._simulation.engine.engine_steps)
 
     @property
-    def traffic(self) -> "TierTraffic":
+    def traffic(self) -> TierTraffic:
         return tiers.traffic_of([self._simulation.engine])
 
-    def results(self) -> "Iterator[RequestResult]":
+    def results(self) -> Iterator[RequestResult]:
         places = np.arange(len(self._arrivals))
         return outcomes.results_of(self._simulation.requests, self._arrivals, places, self._simulation.engine.seen_ms)
 
@@ -297,14 +248,14 @@ def _asks_fleet(arguments: argparse.Namespace, models: Sequence[Model]) -> bool:
 
 def _run_fleet(
     arguments: argparse.Namespace,
-    arrivals: "Arrivals",
+    arrivals: Arrivals,
     models: Sequence[Model],
     deployment: Deployment,
     seed: int | None,
 ) -> "FleetRun":
     """Run ``arrivals`` through the fleet that the flags ask for."""
     configs = {id(model): _deployed(model, arguments, deployment) for model in models}
-    load = dispatching.RoutedLoad(arrivals, configs[id(models[0])].block_size)
+    load = RoutedLoad(arrivals, configs[id(models[0])].block_size)
     plan = fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: load.upstreams)
     assert plan is not None
     engines = engines_of(plan, models, lambda model: configs[id(model)], deployment)
@@ -314,13 +265,13 @@ def _run_fleet(
 class FleetRun:
     """A fleet's run that has ended."""
 
-    def __init__(self, plan: FleetPlan, engines: "Sequence[FleetEngine]", dispatch: "Dispatch") -> None:
+    def __init__(self, plan: FleetPlan, engines: Sequence[FleetEngine], dispatch: Dispatch) -> None:
         self._plan, self._engines, self._dispatch = plan, engines, dispatch
         self.preemptions = sum(int(life.engine.preemptions) for life in dispatch.fleet.lives)
         self.engine_steps = sum(int(life.engine.engine_steps) for life in dispatch.fleet.lives)
 
     @property
-    def traffic(self) -> "TierTraffic":
+    def traffic(self) -> TierTraffic:
         return self._dispatch.load.traffic
 
     def meta(self) -> dict[str, Any]:
@@ -328,7 +279,7 @@ class FleetRun:
         events = [settings_of(event) for event in self._plan.events]
         return {"engines": list(self._plan.names), "route": self._plan.route, "events": events}
 
-    def results(self) -> "Iterator[RequestResult]":
+    def results(self) -> Iterator[RequestResult]:
         return self._dispatch.load.results()
 
     def summary(self, records: Sequence[Record]) -> FleetSummary:
@@ -353,7 +304,7 @@ def with_gaps_as_numbers(record: Record) -> Record:
     return record
 
 
-def read_arrivals(reader: TraceReader, engine: EngineConfig, arguments: argparse.Namespace) -> "Arrivals":
+def read_arrivals(reader: TraceReader, engine: EngineConfig, arguments: argparse.Namespace) -> Arrivals:
     """Read the requests in order of arrival; with ``--replay-sessions``, each waits for its parent."""
     trace: Path = arguments.trace
     plan = planning.BatchPlan(Chains(reader.meta, engine.block_size), trace, arguments.cold_prompts)

@@ -13,7 +13,8 @@ from sim.engine.deployment import Deployment
 from sim.engine.loop import Engine
 from sim.engine.simulatedrequest import SimulatedRequest
 from sim.latency.modelfile import Model
-from sim.latency.noise import Noise, normals_table, steps_stream, weights
+from sim.latency.noise import Noise, steps_stream, weights
+from sim.latency.noisetables import frontend_factors, normals_table, step_knots, step_table
 from sim.latency.stepcost import NUM_ROW_TERMS, StepCost
 from sim.latency.stepnoise import StepNoise
 from sim.vllm.config import EngineConfig
@@ -73,9 +74,9 @@ def servable(arrivals: Arrivals, config: EngineConfig) -> BoolArray:
 def step_noise(noise: Noise, seed: int | None) -> StepNoise:
     """Return the factors of one run's steps; ``seed`` None: medians."""
     key = None if seed is None else int(np.array([steps_stream(seed)], np.uint64).view(np.int64)[0])
-    table = noise.step_table()
+    table = step_table(noise)
     return StepNoise(
-        knots=floats(noise.step_knots()),
+        knots=floats(step_knots(noise)),
         table=floats(table.ravel()),
         normals=floats(normals_table()),
         key=key,
@@ -189,7 +190,7 @@ def simulate(
     if len(arrivals) > MANY:
         warn_if_plain()
     columns = columns or request_columns(arrivals, config.block_size)
-    requests = columns.make(floats(model.noise.frontend_factors(seed, arrivals.ids)))
+    requests = columns.make(floats(frontend_factors(model.noise, seed, arrivals.ids)))
     start_ms = min(float(arrivals.arrival_ms.min(initial=0.0)), 0.0)
     engine = make_engine(
         config, model, seed, deployment=deployment, cache=cache, now_ms=start_ms, keeps_rows=keeps_rows

@@ -9,25 +9,21 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf, isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from measure.table import table_lines
-from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
+from sim.engine import simulation
+from sim.engine.simulatedrequest import SimulatedRequest
+from sim.fit import capturedschedule
+from sim.fit.schedule import Reconstruction
+from sim.vllm.config import EngineConfig, engine_overrides
 from sim.vllm.settings import settle
-from sim.workload.chain import is_private
+from sim.workload import arrivals as planning
 from tracefile.files.reading import load_trace
 from tracefile.records.errors import USAGE_ADVICE, InputError
-from tracefile.records.latenames import LateModule
 from tracefile.records.schema import Meta, Record
-
-if TYPE_CHECKING:
-    from sim.fit import capturedschedule
-    from sim.fit.schedule import Admitted, Reconstruction
-    from sim.workload import arrivals as planning
-else:  # numpy, which the flags need not
-    capturedschedule = LateModule("sim.fit.capturedschedule")
-    planning = LateModule("sim.workload.arrivals")
 
 _SHOWN = 20
 
@@ -66,18 +62,6 @@ class Audit:
         return self.exact / self.requests
 
 
-EPILOG = "examples:\n  sim audit monday.jsonl.zst --min-exact-share 0.99\n"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, help="a captured trace with block hashes and reported cached tokens")
-    parser.add_argument(
-        "--min-exact-share", type=float, metavar="SHARE", help="exit 1 if fewer requests than this share are exact"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object, with every difference")
-    add_engine_flags(parser)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Audit and print; 1 if ``--min-exact-share`` is not reached."""
     least = arguments.min_exact_share
@@ -100,26 +84,27 @@ def audit_loaded(path: Path, meta: Meta, records: list[Record], overrides: dict[
     reporting = [record for record in records if record.cached_tokens is not None]
     if not reporting:
         raise InputError(f"{path}: cached_tokens: no record has any; {USAGE_ADVICE}")
-    arrivals = planning.plan_arrivals(meta, records, settings.config.block_size, path=str(path)).objects()
-    engine, found = settings.config, capturedschedule.reconstruct(arrivals, settings.config)
+    arrivals = planning.plan_arrivals(meta, records, settings.config.block_size, path=str(path))
+    columns = simulation.request_columns(arrivals, settings.config.block_size)
+    engine, found = settings.config, capturedschedule.reconstruct(records, columns, settings.config)
     if not settings.scheduling_known and found.misfits:
         other = replace(engine, async_scheduling=not engine.async_scheduling)
-        ahead = capturedschedule.reconstruct(arrivals, other)
+        ahead = capturedschedule.reconstruct(records, columns, other)
         engine, found = (other, ahead) if ahead.misfits < found.misfits else (engine, found)
-    return _compare(engine, found, settings.assumed)
+    return _compare(engine, records, found, settings.assumed)
 
 
-def _compare(engine: EngineConfig, found: "Reconstruction", assumed: dict[str, Any]) -> Audit:
-    judged = [outcome for outcome in found.outcomes if outcome.arrival.record.cached_tokens is not None]
-    differences = explain(engine, found)
+def _compare(engine: EngineConfig, records: Sequence[Record], found: Reconstruction, assumed: dict[str, Any]) -> Audit:
+    judged = [pair for pair in zip(records, found.requests, strict=True) if pair[0].cached_tokens is not None]
+    differences = explain(engine, records, found)
     return Audit(
         engine=engine,
         assumed=assumed,
         requests=len(judged),
         exact=len(judged) - len(differences),
-        prompt_tokens=sum(outcome.arrival.prompt_tokens for outcome in judged),
-        reported_tokens=sum(outcome.arrival.record.cached_tokens or 0 for outcome in judged),
-        predicted_tokens=sum(outcome.cached_tokens or 0 for outcome in judged),
+        prompt_tokens=sum(record.prompt_tokens or 0 for record, _ in judged),
+        reported_tokens=sum(record.cached_tokens or 0 for record, _ in judged),
+        predicted_tokens=sum(_cached_tokens(request) or 0 for _, request in judged),
         preemptions=found.preemptions,
         evicted_blocks=found.evicted_blocks,
         misplaced=found.misfits,
@@ -158,45 +143,47 @@ def _difference_lines(differences: Sequence[Difference]) -> list[str]:
     ]
 
 
-def explain(engine: EngineConfig, found: "Reconstruction") -> list[Difference]:
+def explain(engine: EngineConfig, records: Sequence[Record], found: Reconstruction) -> list[Difference]:
     """Return the requests that differ, by admission, with causes; requests never admitted come last."""
     differences = []
-    for place, outcome in sorted(enumerate(found.outcomes), key=lambda each: _admitted_ms(each[1])):
-        record = outcome.arrival.record
-        if record.cached_tokens is None or record.cached_tokens == outcome.cached_tokens:
+    for request in sorted(found.requests, key=lambda one: inf if isnan(one.admitted_ms) else one.admitted_ms):
+        reported, predicted = records[request.index].cached_tokens, _cached_tokens(request)
+        if reported is None or reported == predicted:
             continue
-        cause = _beyond_the_trace(place, found, engine.block_size) or _off_schedule(outcome) or "unexplained"
-        differences.append(
-            Difference(record.request_id, record.cached_tokens, outcome.cached_tokens, outcome.preemptions, cause)
-        )
+        cause = _beyond_the_trace(request, reported, found, engine.block_size)
+        cause = cause or _off_schedule(request, found.steps_off[request.index]) or "unexplained"
+        differences.append(Difference(request.request_id, reported, predicted, int(request.preemptions), cause))
     return differences
 
 
-def _admitted_ms(outcome: "Admitted") -> float:
-    return float("inf") if outcome.admitted_ms is None else outcome.admitted_ms
+def _cached_tokens(request: SimulatedRequest) -> int | None:
+    """Tokens that the request hit at its admission; None: it was never admitted."""
+    return None if request.cached_tokens < 0 else int(request.cached_tokens)
 
 
-def _beyond_the_trace(place: int, found: "Reconstruction", block_size: int) -> str | None:
+def _keys(request: SimulatedRequest) -> list[int]:
+    """Known keys of the blocks that the request fills."""
+    return list(request.keys[request.first_key : request.first_key + request.known_keys])
+
+
+def _beyond_the_trace(request: SimulatedRequest, reported: int, found: Reconstruction, block_size: int) -> str | None:
     """Causes outside the trace: no order can explain them."""
-    outcome = found.outcomes[place]
-    reported = outcome.arrival.record.cached_tokens or 0
-    if outcome.request is None:
-        return "never served under these settings" if outcome.arrival.kind == "runs" else "ended before it was served"
+    if not request.has_arrived:
+        return "ended before it was served" if request.is_as_recorded else "never served under these settings"
     if reported % block_size:
         return f"reported is no multiple of {block_size}: another block size"
     blocks = reported // block_size
-    if reported <= (outcome.cached_tokens or 0) or not blocks:
+    if reported <= (_cached_tokens(request) or 0) or not blocks:
         return None
-    hashes = outcome.arrival.hashes
-    if blocks > len(hashes) or is_private(hashes[blocks - 1]):
+    if blocks > request.known_keys:
         return "reported reaches beyond the hashes that the trace has of it"
-    last = hashes[blocks - 1]
-    if not any(last in other.arrival.hashes for at, other in enumerate(found.outcomes) if at != place):
+    last = _keys(request)[blocks - 1]
+    if not any(last in _keys(other) for other in found.requests if other is not request):
         return "cached before the capture, or part of an output whose ids are unknown"
     return None
 
 
-def _off_schedule(outcome: "Admitted") -> str | None:
-    if outcome.steps_off:
-        return f"its first token was seen {outcome.steps_off:+d} steps off: its step is not recovered"
-    return f"preempted {outcome.preemptions} times: its admission is not recovered" if outcome.preemptions else None
+def _off_schedule(request: SimulatedRequest, steps_off: int) -> str | None:
+    if steps_off:
+        return f"its first token was seen {steps_off:+d} steps off: its step is not recovered"
+    return f"preempted {request.preemptions} times: its admission is not recovered" if request.preemptions else None

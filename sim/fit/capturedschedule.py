@@ -11,14 +11,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
+from measure.cache.vectors import floats
+from sim.engine.columns import RequestColumns
 from sim.engine.simulation import make_scheduler
-from sim.fit.schedule import UNSEEN_MS, Admitted, CapturedStep, Reconstruction, SeenTimes, StepAhead
+from sim.fit.schedule import UNSEEN_MS, CapturedStep, Reconstruction, SeenTimes, StepAhead
 from sim.latency.stepcost import NUM_STEP_TERMS, NUM_TERMS, StepCost
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvcache import SingleGroupCache
-from sim.vllm.request import NOT_ADMITTED, Request
+from sim.vllm.request import Request
 from sim.vllm.scheduler import Step
-from sim.workload.arrivals import Arrival
+from tracefile.records.schema import Record
 
 MOST_ROUNDS = 8
 PATIENCE = 2
@@ -26,7 +28,7 @@ PATIENCE = 2
 
 
 class CapturedSchedule:
-    """A run over ``arrivals``, which must not wait for each other.
+    """A run over the requests of ``columns``, which must not wait for each other. ``records``: theirs.
 
     ``shifted``: by place, steps by which a request is admitted later than its first token says (negative: sooner, if it
     had arrived by then), to correct the estimate. ``cache``: a KV cache with hits of its own.
@@ -34,7 +36,8 @@ class CapturedSchedule:
 
     def __init__(
         self,
-        arrivals: Sequence[Arrival],
+        records: Sequence[Record],
+        columns: RequestColumns,
         config: EngineConfig,
         shifted: Mapping[int, int] | None = None,
         *,
@@ -44,11 +47,8 @@ class CapturedSchedule:
         self.scheduler = make_scheduler(config, cache=cache)
         self._cost = StepCost([0.0] * NUM_TERMS)
         self._steps = (Step(), Step())
-        self._requests = [
-            arrival.request(place) if arrival.kind == "runs" else None for place, arrival in enumerate(arrivals)
-        ]
-        self._outcomes = [Admitted(arrival) for arrival in arrivals]
-        self._seen = SeenTimes(arrivals)
+        self._requests = columns.make(floats([1.0] * len(records)))
+        self._seen = SeenTimes(records, self._requests)
         self._left = dict(shifted or {})
         self._now_ms = -math.inf
         self._planned_ms = -math.inf
@@ -58,8 +58,8 @@ class CapturedSchedule:
         self._composed: deque[tuple[list[tuple[int, int]], int | None]] = deque()
         self._first_step: dict[int, int] = {}
         self._preemptions = 0
-        self._pending = self._in_line(arrivals)
-        self._leaving = sorted(range(len(arrivals)), key=lambda place: -self._seen.left_ms[place])
+        self._pending = self._in_line()
+        self._leaving = sorted(range(len(records)), key=lambda place: -self._seen.left_ms[place])
 
     def run(self) -> Reconstruction:
         composed: Step | None = None
@@ -73,29 +73,25 @@ class CapturedSchedule:
             other = self._steps[step is self._steps[0]]
             composed = self._compose(other, at_rest=False) if self.config.async_scheduling else None
             self._finish(step, end_ms)
-        for place, outcome in enumerate(self._outcomes):
-            if outcome.request is not None:
-                cached_tokens = outcome.request.cached_tokens
-                outcome.cached_tokens = None if cached_tokens == NOT_ADMITTED else cached_tokens
-                outcome.preemptions = outcome.request.preemptions
-            outcome.steps_off = self._steps_off(place)
         return Reconstruction(
-            self._outcomes,
+            self._requests,
+            [self._steps_off(place) for place in range(len(self._requests))],
             len(self._step_ends_ms),
             self._preemptions,
             self.scheduler.cache.evicted_blocks(),
             self._timeline,
         )
 
-    def _in_line(self, arrivals: Sequence[Arrival]) -> list[int]:
+    def _in_line(self) -> list[int]:
         """Places of requests that the engine got, last admitted first: FCFS; without a seen token, by arrival."""
         steps = self._seen.first_steps()
-        order = sorted(range(len(arrivals)), key=lambda place: arrivals[place].arrival_ms)
+        requests = self._requests
+        order = sorted(range(len(requests)), key=lambda place: requests[place].arrival_ms)
         ranks, latest = {}, -1
         for place in order:
             latest = max(latest, steps.get(place, latest))
             ranks[place] = steps.get(place, latest)
-        runs = [place for place in order if arrivals[place].kind == "runs"]
+        runs = [place for place in order if not requests[place].is_as_recorded]
         return sorted(runs, key=lambda place: ranks[place])[::-1]
 
     def _compose(self, step: Step, *, at_rest: bool) -> Step | None:
@@ -107,8 +103,8 @@ class CapturedSchedule:
         schedule = self.scheduler.schedule_at_rest if at_rest else self.scheduler.schedule
         self._preemptions += schedule(step)
         for share in step.shares[step.count - step.admitted : step.count]:
-            outcome = self._outcomes[share.request.index]
-            outcome.admitted_ms = self._now_ms if outcome.admitted_ms is None else outcome.admitted_ms
+            request = self._requests[share.request.index]
+            request.admitted_ms = self._now_ms if math.isnan(request.admitted_ms) else request.admitted_ms
         if not step.count:
             return None
         sampling = _sampling(step)
@@ -153,7 +149,7 @@ class CapturedSchedule:
         if not self._pending:
             return False
         place = self._pending.pop()
-        arrival_ms = self._outcomes[place].arrival.arrival_ms
+        arrival_ms = self._requests[place].arrival_ms
         if self._add(place) and arrival_ms >= self._now_ms:
             self._opener = place
         self._now_ms = self._planned_ms = max(self._now_ms, arrival_ms)
@@ -162,17 +158,15 @@ class CapturedSchedule:
     def _leave(self, place: int) -> None:
         if place in self._pending:
             self._pending.remove(place)
-        request = self._outcomes[place].request
-        if request is not None:
-            self.scheduler.abort(request)
+        if self._requests[place].has_arrived:
+            self.scheduler.abort(self._requests[place])
 
     def _add(self, place: int) -> bool:
         request = self._requests[place]
-        if request is None or not self.scheduler.accepts(request):
-            return False
-        self._outcomes[place].request = request
-        self.scheduler.add(request)
-        return True
+        request.has_arrived = self.scheduler.accepts(request)
+        if request.has_arrived:
+            self.scheduler.add(request)
+        return request.has_arrived
 
     def _enter(self) -> None:
         ahead = self._share_out()
@@ -181,13 +175,13 @@ class CapturedSchedule:
             place = self._pending[-1]
             if self._is_to_come(place, ahead):
                 break
-            arrival = self._outcomes[place].arrival
-            depth = self._hit_tokens(place, ahead)
-            if not self._is_due(place, arrival.prompt_tokens - depth, ahead):
+            request = self._requests[place]
+            depth = self._hit_tokens(request, ahead)
+            if not self._is_due(place, request.prompt_tokens - depth, ahead):
                 break
             self._pending.pop()
             if self._add(place):
-                ahead.add(place, 0, arrival.hashes, depth, arrival.prompt_tokens - depth)
+                ahead.add(request, 0, depth, request.prompt_tokens - depth)
                 seats -= 1
 
     def _share_out(self) -> StepAhead:
@@ -195,28 +189,24 @@ class CapturedSchedule:
         ahead = StepAhead(self.config.max_num_batched_tokens, self.config.block_size)
         for request in scheduler.running:
             token, depth = request.num_generated + request.placeholders, request.num_computed
-            ahead.add(request.index, token, self._hashes(request), depth, scheduler.lacking(request))
+            ahead.add(request, token, depth, scheduler.lacking(request))
         for request in scheduler.waiting:
-            depth, tokens = self._hit_tokens(request.index, ahead), request.num_tokens
-            ahead.add(request.index, request.num_generated, self._hashes(request), depth, tokens - depth)
+            depth = self._hit_tokens(request, ahead)
+            ahead.add(request, request.num_generated, depth, request.num_tokens - depth)
         return ahead
 
-    def _hashes(self, request: Request) -> Sequence[int]:
-        return self._outcomes[request.index].arrival.hashes
-
-    def _hit_tokens(self, place: int, ahead: StepAhead) -> int:
+    def _hit_tokens(self, request: Request, ahead: StepAhead) -> int:
         """Prompt tokens that are cached, or will be by an earlier request of the step."""
-        request, size = self._requests[place], self.config.block_size
-        assert request is not None
-        hit_tokens, hashes = self.scheduler.cache.look_up(request), self._hashes(request)
-        most = min((request.num_tokens - 1) // size, request.hit_limit) * size
-        while hit_tokens < most and hashes[hit_tokens // size] in ahead.filled:
-            hit_tokens += size
-        return hit_tokens
+        size = self.config.block_size
+        hits = self.scheduler.cache.look_up(request) // size
+        most = min((request.num_tokens - 1) // size, request.hit_limit, request.known_keys)
+        while hits < most and request.keys[request.first_key + hits] in ahead.filled:
+            hits += 1
+        return hits * size
 
     def _is_to_come(self, place: int, ahead: StepAhead) -> bool:
         """True if a request arrives after the step ``ahead``: it is not due, however many tokens it would hit."""
-        arrival_ms, later = self._outcomes[place].arrival.arrival_ms, self._left.get(place, 0)
+        arrival_ms, later = self._requests[place].arrival_ms, self._left.get(place, 0)
         if arrival_ms <= self._now_ms or later < 0:
             return False
         ends_ms = self._seen.ends_ms(ahead.sampling, -later)
@@ -224,7 +214,7 @@ class CapturedSchedule:
 
     def _is_due(self, place: int, tokens: int, ahead: StepAhead) -> bool:
         """True if a request with ``tokens`` to compute is in the step ``ahead``: its first token comes no sooner."""
-        arrival_ms, first_ms = self._outcomes[place].arrival.arrival_ms, self._seen.first_ms[place]
+        arrival_ms, first_ms = self._requests[place].arrival_ms, self._seen.first_ms[place]
         most = max(1, self.config.max_num_batched_tokens - len(ahead.sampling))
         more = -(-(tokens - ahead.budget) // most)
         later = self._left.get(place, 0)
@@ -242,7 +232,7 @@ class CapturedSchedule:
         """True if a request had arrived; a later shift counts down first."""
         if later < 0:
             return True
-        came = self._outcomes[place].arrival.arrival_ms <= self._now_ms
+        came = self._requests[place].arrival_ms <= self._now_ms
         if came and later > 0:
             self._left[place] = later - 1
         return came and later == 0
@@ -273,7 +263,10 @@ def _sampling(step: Step) -> list[tuple[int, int]]:
 
 
 def reconstruct(
-    arrivals: Sequence[Arrival], config: EngineConfig, make_cache: Callable[[], SingleGroupCache | None] = lambda: None
+    records: Sequence[Record],
+    columns: RequestColumns,
+    config: EngineConfig,
+    make_cache: Callable[[], SingleGroupCache | None] = lambda: None,
 ) -> Reconstruction:
     """Return the schedule that fits the capture best; ``make_cache``: a fresh KV cache per attempt, None: the engine's.
 
@@ -283,13 +276,13 @@ def reconstruct(
     best: Reconstruction | None = None
     since_best = 0
     for _ in range(MOST_ROUNDS):
-        found = CapturedSchedule(arrivals, config, shifted, cache=make_cache()).run()
+        found = CapturedSchedule(records, columns, config, shifted, cache=make_cache()).run()
         since_best += 1
         if best is None or found.misfits < best.misfits:
             best, since_best = found, 0
         if not found.misfits or since_best == PATIENCE:
             break
-        for place, outcome in enumerate(found.outcomes):
-            shifted[place] = shifted.get(place, 0) + outcome.steps_off
+        for place, steps in enumerate(found.steps_off):
+            shifted[place] = shifted.get(place, 0) + steps
     assert best is not None
     return best

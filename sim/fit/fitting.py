@@ -41,9 +41,12 @@ from sim.latency.terms import TERMS, FrontendPlacement
 from sim.latency.verdicts import engine_named
 from sim.vllm.settings import Settings, model_name, settle
 from sim.workload.arrivals import plan_arrivals
-from tracefile import InputError, Meta, Record, load_trace, trace_digest
 from tracefile.commandline.progress import counted
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace
 from tracefile.records.arrays import FloatArray
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta, Record
 
 Loaded = Mapping[str, tuple[Meta, list[Record]]]
 """Traces by path."""
@@ -197,14 +200,12 @@ def _prepare(loaded: Loaded, variant: Variant) -> list[Capture]:
 
 def _uncached(captures: Sequence[Capture]) -> FloatArray:
     """Uncached tokens of each request with a TTFT."""
-    return np.array(
-        [
-            capture.arrivals[place].prompt_tokens - capture.cached_tokens[place]
-            for capture in captures
-            for place in range(len(capture.records))
-            if capture.arrivals[place].kind == "runs" and capture.records[place].ttft_ms is not None
-        ]
-    )
+    uncached = []
+    for capture in captures:
+        is_seen = np.array([record.ttft_ms is not None for record in capture.records], bool)
+        tokens = capture.arrivals.prompt_tokens - np.array(capture.cached_tokens, np.int64)
+        uncached.append(tokens[capture.arrivals.runs & is_seen])
+    return np.concatenate(uncached)
 
 
 def _gaps(captures: Sequence[Capture]) -> int:

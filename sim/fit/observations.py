@@ -13,6 +13,7 @@ from typing import Self
 
 import numpy as np
 
+from sim.engine.simulatedrequest import SimulatedRequest
 from sim.fit.schedule import CapturedStep, Reconstruction, seen_tokens
 from sim.latency.stepcost import (
     DELIVERED_TOKENS,
@@ -24,7 +25,6 @@ from sim.latency.stepcost import (
     StepCost,
 )
 from sim.latency.terms import FrontendPlacement
-from sim.workload.arrivals import Arrival
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 from tracefile.records.schema import Record
 
@@ -72,7 +72,7 @@ def observe(
     placement: FrontendPlacement,
     costs: Sequence[float] = _NO_COSTS,
 ) -> Observations:
-    """Return the intervals of a capture; ``records`` are in the order of the schedule's arrivals.
+    """Return the intervals of a capture; ``records`` are in the order of the schedule's requests.
 
     ``costs``: of an API server on the engine's core.
     An interval ends with a step some of whose tokens were seen, at the median over its readers. Left out are intervals
@@ -80,7 +80,7 @@ def observe(
     first tokens, whose delivery takes longer by an unknown time; and those of requests whose first token came out in
     another step than the rules put it.
     """
-    misplaced = {place for place, outcome in enumerate(schedule.outcomes) if outcome.steps_off}
+    misplaced = {place for place, steps in enumerate(schedule.steps_off) if steps}
     seen = [seen_tokens(record) for record in records]
     front = _ApiServer(schedule, placement, costs)
     sessions: dict[str, int] = {}
@@ -120,12 +120,12 @@ def observe(
 
 class _ApiServer:
     def __init__(self, schedule: Reconstruction, placement: FrontendPlacement, costs: Sequence[float]) -> None:
-        self._arrivals = [outcome.arrival for outcome in schedule.outcomes]
+        self._requests = schedule.requests
         shared = placement == "shared_core"
-        self._reception = Reception(self._arrivals, schedule.timeline, costs) if shared else None
+        self._reception = Reception(self._requests, schedule.timeline, costs) if shared else None
 
     def first_tokens(self, step: CapturedStep) -> int:
-        return sum(self._arrivals[place].prompt_tokens for place, token in step.sampling if token == 0)
+        return sum(self._requests[place].prompt_tokens for place, token in step.sampling if token == 0)
 
     def delays(self, *, goes_on: bool) -> int:
         """Factor by which a delivery delays its read: 2 on a shared core if the engine goes on, else 1."""
@@ -139,7 +139,7 @@ class _ApiServer:
         if self._reception is not None:
             total[[RECEIVED, RECEIVED_TOKENS]] += self._reception.between(begun_ms, end_ms)
         elif opener is not None:
-            total[[RECEIVED, RECEIVED_TOKENS]] += (1.0, self._arrivals[opener].prompt_tokens)
+            total[[RECEIVED, RECEIVED_TOKENS]] += (1.0, float(self._requests[opener].prompt_tokens))
         return total
 
 
@@ -170,13 +170,15 @@ class Reception:
     It receives requests one by one, and gets half of the core while the engine computes.
     """
 
-    def __init__(self, arrivals: Sequence[Arrival], timeline: Sequence[CapturedStep], costs: Sequence[float]) -> None:
-        came = np.array(sorted((one.arrival_ms, one.prompt_tokens) for one in arrivals if one.kind == "runs"))
+    def __init__(
+        self, requests: Sequence[SimulatedRequest], timeline: Sequence[CapturedStep], costs: Sequence[float]
+    ) -> None:
+        came = np.array(sorted((one.arrival_ms, one.prompt_tokens) for one in requests if not one.is_as_recorded))
         came_ms, tokens = came.reshape(-1, 2).T
         cost = StepCost(list(costs))
         # A step after a rest begins when the request that ended it has been received, with nothing beside.
         rested_ms = [
-            0.0 if one.opener is None else cost.reception_ms(arrivals[one.opener].prompt_tokens) for one in timeline
+            0.0 if one.opener is None else cost.reception_ms(requests[one.opener].prompt_tokens) for one in timeline
         ]
         steps = [(one.start_ms + rest_ms, one.end_ms) for one, rest_ms in zip(timeline, rested_ms, strict=True)]
         self._moments_ms, self._cores_ms = _core_time(steps, float(came_ms.min(initial=np.inf)))

@@ -17,7 +17,10 @@ from sim.fit.variants import Capture, prepare_capture, schedule_of
 from sim.latency.fittraces import fit_trace
 from sim.latency.modelfile import Model, Parameter
 from sim.workload.arrivals import plan_arrivals
-from tracefile import InputError, Meta, Record, load_trace, trace_digest
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta, Record
 
 FEWEST_INTERVALS = 100
 MOST_BLOCKS = 8

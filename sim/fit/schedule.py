@@ -6,25 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sim.engine.simulatedrequest import SimulatedRequest
 from sim.latency.terms import StepRow
 from sim.vllm.request import Request
-from sim.workload.arrivals import Arrival
 from tracefile.records.schema import MOST_TOKENS, Record
-
-
-@dataclass(slots=True)
-class Admitted:
-    """Result of the rules for a captured request."""
-
-    arrival: Arrival
-    request: Request | None = None
-    """None: the engine never got it, or could not serve it."""
-    admitted_ms: float | None = None
-    """When the step was composed that first served it. None: none did."""
-    cached_tokens: int | None = None
-    preemptions: int = 0
-    steps_off: int = 0
-    """How many steps after the one that samples its first token here that token was seen; negative: before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +32,12 @@ class CapturedStep:
 
 @dataclass(frozen=True, slots=True)
 class Reconstruction:
-    """A schedule that was run; outcomes are in the order of arrivals."""
+    """A schedule that was run; ``requests`` are in the order of the capture's records."""
 
-    outcomes: list[Admitted]
+    requests: list[SimulatedRequest]
+    """Those that the engine got ``has_arrived``."""
+    steps_off: list[int]
+    """By request: steps after the one that samples its first token here that the token was seen; negative: before."""
     steps: int
     preemptions: int
     evicted_blocks: int
@@ -57,7 +45,7 @@ class Reconstruction:
 
     @property
     def misfits(self) -> int:
-        return sum(1 for outcome in self.outcomes if outcome.steps_off)
+        return sum(1 for steps in self.steps_off if steps)
 
 
 @dataclass(slots=True)
@@ -69,16 +57,18 @@ class StepAhead:
     sampling: list[tuple[int, int]] = field(default_factory=list)
     """Places of the sampled requests, and the number of the token of each."""
     filled: set[int] = field(default_factory=set)
-    """Keys of blocks that get full in it: requests later in the step hit them."""
+    """Known keys of blocks that get full in it: requests later in the step hit them."""
 
-    def add(self, place: int, token: int, hashes: Sequence[int], depth: int, tokens: int) -> None:
+    def add(self, request: Request, token: int, depth: int, tokens: int) -> None:
         """Serve a request that has ``depth`` tokens and lacks ``tokens``, as far as the budget goes."""
         share = min(tokens, self.budget)
         self.budget -= share
         if share == tokens > 0:
-            self.sampling.append((place, token))
+            self.sampling.append((request.index, token))
         if share > 1:
-            self.filled.update(hashes[depth // self.block_size : (depth + share) // self.block_size])
+            full = min((depth + share) // self.block_size, request.known_keys)
+            first = request.first_key
+            self.filled.update(request.keys[first + block] for block in range(depth // self.block_size, full))
 
 
 UNSEEN_MS = math.inf
@@ -87,15 +77,14 @@ UNSEEN_MS = math.inf
 class SeenTimes:
     """Times by place, on the trace's clock, ms."""
 
-    def __init__(self, arrivals: Sequence[Arrival]) -> None:
-        records = [arrival.record for arrival in arrivals]
+    def __init__(self, records: Sequence[Record], requests: Sequence[SimulatedRequest]) -> None:
         self.first_ms = [_first_ms(record) for record in records]
         """Of the first token; ``UNSEEN_MS``: it was not seen."""
         self.every_ms = [_every_ms(record) for record in records]
         """Of every token that came; those that came with later ones in a read are laid between their neighbours."""
         self.left_ms = [
-            math.inf if arrival.abort_after_ms is None else arrival.arrival_ms + arrival.abort_after_ms
-            for arrival in arrivals
+            math.inf if math.isnan(request.abort_after_ms) else request.arrival_ms + request.abort_after_ms
+            for request in requests
         ]
         """When the client went away; infinity: it did not."""
         gaps_ms = [gap for record in records for gap in record.itl_ms]

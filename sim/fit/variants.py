@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sim.engine.columns import RequestColumns
 from sim.engine.simulation import request_columns, simulate
 from sim.fit.assumptions import NO_ASSUMPTIONS, Assumptions
 from sim.fit.capturedschedule import reconstruct
@@ -25,7 +26,7 @@ from sim.latency.modelfile import make_model
 from sim.latency.terms import DEFAULT_TERMS, EXTRA_TERMS, TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvcache import FactualCache
-from sim.workload.arrivals import Arrival, Arrivals
+from sim.workload.arrivals import Arrivals
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
@@ -40,9 +41,7 @@ class Capture:
     """A trace ready to be looked at under any variant."""
 
     records: list[Record]
-    columns: Arrivals
-    arrivals: list[Arrival]
-    """``columns``, one object each."""
+    arrivals: Arrivals
     cached_tokens: list[int]
     """Per record: as reported; where it is not, as the pool's rules have it."""
     agreement: float | None
@@ -86,12 +85,12 @@ def columns_of(terms: Sequence[str]) -> list[int]:
     return [column for column, term in enumerate(TERMS) if term.name in terms]
 
 
-def prepare_capture(records: list[Record], columns: Arrivals, config: EngineConfig, path: str) -> Capture:
+def prepare_capture(records: list[Record], arrivals: Arrivals, config: EngineConfig, path: str) -> Capture:
     """Raises InputError naming ``path`` if the requests went to several engines: no schedule is theirs."""
     if (engines := len({record.upstream for record in records} - {None})) > 1:
         raise InputError(f"{path}: requests of {engines} upstreams; expected a capture of one engine")
-    arrivals = columns.objects()
-    ruled = [outcome.cached_tokens or 0 for outcome in reconstruct(arrivals, config).outcomes]
+    schedule = reconstruct(records, request_columns(arrivals, config.block_size), config)
+    ruled = [max(int(request.cached_tokens), 0) for request in schedule.requests]
     agree = [
         record.cached_tokens == own
         for record, own in zip(records, ruled, strict=True)
@@ -102,25 +101,17 @@ def prepare_capture(records: list[Record], columns: Arrivals, config: EngineConf
         for own, record in zip(ruled, records, strict=True)
     ]
     agreement = round(sum(agree) / len(agree), 4) if agree else None
-    return Capture(records, columns, arrivals, cached, agreement)
+    return Capture(records, arrivals, cached, agreement)
 
 
-def with_factual_hits(arrivals: Arrivals, block_size: int, cached_tokens: IntArray) -> tuple[Arrivals, IntArray]:
-    """Return ``arrivals`` and the blocks that each hits; they have keys of their own if a hit has a key unknown."""
-    hits = np.minimum(cached_tokens // block_size, arrivals.full_blocks)
-    if not (hits > arrivals.known).any():
-        return arrivals, hits
-    return replace(arrivals, known=hits, hashes=np.arange(1, hits.sum() + 1, dtype=np.uint64)), hits
-
-
-def factual_arrivals(arrivals: Sequence[Arrival], columns: Arrivals, hits: IntArray) -> list[Arrival]:
-    """Return ``arrivals`` with the keys of ``columns`` and their hits."""
-    ends = np.cumsum(columns.known).tolist()
-    keys = columns.hashes.tolist()
-    return [
-        replace(arrival, hashes=keys[end - known : end], hit_limit=most)
-        for arrival, end, known, most in zip(arrivals, ends, columns.known.tolist(), hits.tolist(), strict=True)
-    ]
+def factual_columns(capture: Capture, block_size: int) -> tuple[Arrivals, RequestColumns]:
+    """Return a capture's requests, each with the blocks that it hit; they have keys of their own if a hit has a key
+    unknown."""
+    arrivals = capture.arrivals
+    hits = np.minimum(np.array(capture.cached_tokens) // block_size, arrivals.full_blocks)
+    if (hits > arrivals.known).any():
+        arrivals = replace(arrivals, known=hits, hashes=np.arange(1, hits.sum() + 1, dtype=np.uint64))
+    return arrivals, request_columns(arrivals, block_size, hits)
 
 
 def without_eviction(config: EngineConfig) -> EngineConfig:
@@ -131,9 +122,8 @@ def without_eviction(config: EngineConfig) -> EngineConfig:
 
 def schedule_of(capture: Capture, config: EngineConfig) -> Reconstruction:
     size = config.block_size
-    columns, hits = with_factual_hits(capture.columns, size, np.array(capture.cached_tokens))
-    arrivals = factual_arrivals(capture.arrivals, columns, hits)
-    return reconstruct(arrivals, without_eviction(config), lambda: FactualCache(size))
+    columns = factual_columns(capture, size)[1]
+    return reconstruct(capture.records, columns, without_eviction(config), lambda: FactualCache(size))
 
 
 def fit_variant(
@@ -188,8 +178,7 @@ def forecast(captures: Sequence[Capture], parameters: FloatArray, variant: Varia
     predicted_ms: list[float | None] = []
     size, config = variant.config.block_size, without_eviction(variant.config)
     for capture in captures:
-        arrivals, hits = with_factual_hits(capture.columns, size, np.array(capture.cached_tokens))
-        columns = request_columns(arrivals, size, hits)
+        arrivals, columns = factual_columns(capture, size)
         simulation = simulate(arrivals, config, model, columns=columns, cache=FactualCache(size))
         ttft_ms = [request.ttft_ms for request in simulation.requests]
         predicted_ms += [None if np.isnan(one_ms) else one_ms for one_ms in ttft_ms]

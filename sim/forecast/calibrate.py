@@ -16,10 +16,12 @@ from sim.latency.fittraces import fit_trace, refuse_fitted
 from sim.latency.modelfile import load_model, save_model
 from sim.latency.terms import EXTRA_TERMS, FrontendPlacement
 from sim.vllm.config import add_engine_flags, engine_overrides, given_engine_flags
-from tracefile import InputError, load_trace, open_trace, trace_digest
 from tracefile.commandline.ending import UNCERTAIN, verdict_code
 from tracefile.commandline.parser import Parser, same_named, seed
 from tracefile.commandline.printing import print_json
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace, open_trace
+from tracefile.records.errors import InputError
 from tracefile.records.latenames import late_modules
 from tracefile.storage.output import MODEL, check_output
 

@@ -21,8 +21,11 @@ from sim.latency.modelfile import Model, engine_with
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvgroups import parse_groups
 from sim.vllm.settings import refuse_other_attention
-from tracefile import InputError, Meta, Record, load_trace, trace_digest
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace
+from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
+from tracefile.records.schema import Meta, Record
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from sim.engine.columns import ResultColumns
 from sim.engine.dispatch import Dispatch, RoutedLoad
-from sim.engine.fleetplan import FleetPlan, run_fleet
+from sim.engine.fleetplan import FleetPlan
+from sim.engine.fleetrun import run_fleet
 from sim.engine.fleets import FleetEngine
 from sim.engine.simulation import gaps_of, seen_ms_of
 from sim.forecast.captured import Load

@@ -160,7 +160,7 @@ class ModelWatch:
             return None
         arrivals = plan_arrivals(self._meta, records, model.engine.block_size, needs_hashes=False)
         cached = [record.cached_tokens or 0 for record in records]
-        seen = priced_steps(Capture(records, arrivals, arrivals.objects(), cached, None), model)
+        seen = priced_steps(Capture(records, arrivals, cached, None), model)
         inside = (seen.start_ms >= between_ms[0]) & (seen.start_ms < between_ms[1])
         try:
             return measure_pace(seen.select(inside), model, "pace")

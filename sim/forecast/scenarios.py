@@ -13,8 +13,8 @@ from report.output import add_page_argument
 from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, positive, refuse_alone
 from sim.engine.fleetplan import CAPTURED, add_fleet_flags, replicas_of
 from sim.engine.incidents import parse_event
-from tracefile import InputError
 from tracefile.commandline.parser import Parser, seed
+from tracefile.records.errors import InputError
 
 RARE = ("host-gb-per-s", "host-latency", "disk-gb-per-s", "disk-latency")
 """Axes whose values a file of ``--config`` or a grid gives alone."""

@@ -28,9 +28,9 @@ from sim.forecast.scenarios import (
     scenarios_of,
 )
 from sim.vllm.config import MOST
-from tracefile import InputError
 from tracefile.commandline.parser import Parser
 from tracefile.commandline.progress import counted
+from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule
 
 if TYPE_CHECKING:

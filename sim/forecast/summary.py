@@ -16,8 +16,8 @@ from sim.forecast.ensemble import Forecast, interval
 from sim.forecast.limits import ttft
 from sim.forecast.results import Curve, ForecastPoint
 from sim.latency.verdicts import Trust, trust
-from tracefile import Record
 from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.schema import Record
 
 _UNSERVED = (UNSERVABLE, PARENT_FAILED, LOST, NO_ENGINE)
 POINTS = 160

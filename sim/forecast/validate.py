@@ -22,12 +22,15 @@ from sim.latency.fittraces import refuse_fitted
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import Verdict, engine_differences, engine_named, keep_verdict, verdicts_path
 from sim.vllm.config import add_engine_flags, engine_overrides
-from tracefile import InputError, Meta, open_trace, trace_digest
 from tracefile.commandline.parser import Parser, seed
 from tracefile.commandline.printing import print_json
 from tracefile.commandline.progress import counted
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import open_trace
 from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
+from tracefile.records.schema import Meta
 from tracefile.storage.output import refuse_inputs
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ from sim.forecast.scenarios import (
     parse_base,
     scenarios_of,
 )
-from tracefile import InputError
 from tracefile.commandline.ending import verdict_code
 from tracefile.commandline.parser import Parser
 from tracefile.commandline.progress import counted
+from tracefile.records.errors import InputError
 from tracefile.records.latenames import LateModule, late_modules
 
 if TYPE_CHECKING:

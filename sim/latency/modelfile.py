@@ -1,10 +1,11 @@
 """model.json: an engine's parameters, their uncertainty, and the captures that they were fitted on."""
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -15,13 +16,7 @@ from sim.vllm.config import EngineConfig
 from tracefile.records.decoding import NOT_JSON
 from tracefile.records.encoding import encode_document
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule
 from tracefile.storage.output import MODEL, replace_output
-
-if TYPE_CHECKING:
-    import hashlib
-else:  # which loads OpenSSL
-    hashlib = LateModule("hashlib")
 
 MODEL_SCHEMA: Literal["kvtape-model/2"] = "kvtape-model/2"
 MOST_COST = 1e9

@@ -11,25 +11,13 @@ interpolated in tables (``sim.latency.stepnoise``).
 """
 
 import math
-from collections.abc import Sequence
-from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import msgspec
 import xxhash
 
 from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64
-from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule
-
-if TYPE_CHECKING:
-    import statistics
-
-    import numpy as np
-else:  # model.json is read without them
-    np, statistics = LateModule("numpy"), LateModule("statistics")
 
 LEVELS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
 """Probabilities at which quantiles are kept. Beyond the outermost ones the quantile is constant: no tail is assumed."""
@@ -83,27 +71,6 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 f"{self.correlation_time_ms}; expected 0 to 1, and more than 0"
             )
 
-    def step_knots(self) -> FloatArray:
-        return np.asarray(np.log(np.asarray(self.step_ms)))
-
-    def step_table(self) -> FloatArray:
-        """log(observed / predicted) per knot at normals from −``WIDEST`` to ``WIDEST``; no rows: every factor is 1."""
-        if not any(any(row) for row in self.step_log_ratio):
-            return np.empty((0, 0))
-        at = np.arange(-WIDEST * PER_NORMAL, WIDEST * PER_NORMAL + 1) / PER_NORMAL
-        normal = statistics.NormalDist()
-        u = [normal.cdf(z) for z in at.tolist()]
-        return np.stack([np.interp(u, self.levels, row) for row in self.step_log_ratio])
-
-    def frontend_factors(self, seed: int | None, request_ids: Sequence[str]) -> FloatArray:
-        """Factors on the API server's time per request, shape (n,); ``seed`` None: the median."""
-        if seed is None or not any(self.frontend_log_ratio):
-            return np.full(len(request_ids), self._frontend_factor(0.5))
-        return np.array([self._frontend_factor(uniform(stream(seed, name.encode()), 0)) for name in request_ids])
-
-    def _frontend_factor(self, u: float) -> float:
-        return math.exp(float(np.interp(u, self.levels, self.frontend_log_ratio)))
-
 
 def weights(noise: Noise) -> tuple[float, float]:
     """Weights of the autocorrelated part of a step's factor and of the independent part."""
@@ -122,10 +89,3 @@ def steps_stream(seed: int) -> int:
 def uniform(key: int, counter: int) -> float:
     """Draw a number from 0 to below 1: splitmix64 of the counter in the stream ``key``."""
     return (mix64(key + (counter + 1) * GOLDEN) >> 11) * 2.0**-53
-
-
-@cache
-def normals_table() -> FloatArray:
-    """Standard normals at probabilities 0 to 1 in ``NORMALS`` steps, the outermost at a quarter of a step."""
-    least, normal = 0.25 / NORMALS, statistics.NormalDist()
-    return np.array([normal.inv_cdf(min(max(i / NORMALS, least), 1.0 - least)) for i in range(NORMALS + 1)])

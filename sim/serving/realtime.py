@@ -21,6 +21,7 @@ from measure.histogram import HistogramCounts, add_value, empty_counts
 from sim.engine.apiserver import EntryClock
 from sim.engine.simulation import make_scheduler, step_noise
 from sim.latency.modelfile import Model
+from sim.latency.noisetables import frontend_factors
 from sim.latency.stepcost import StepCost
 from sim.serving.output import Generation
 from sim.vllm.scheduler import Step
@@ -143,7 +144,7 @@ class RealTimeEngine:
         generation.arrival_ms = arrival_ms
         self._generations[request.index] = generation
         work_ms = self._cost.reception_ms(request.prompt_tokens)
-        work_ms *= float(self._model.noise.frontend_factors(self._noise_seed, [request.request_id])[0])
+        work_ms *= float(frontend_factors(self._model.noise, self._noise_seed, [request.request_id])[0])
         entry_ms = self._frontend.entry_ms(arrival_ms, work_ms)
         heapq.heappush(self._arrivals, (entry_ms, request.index))
         self._wake()

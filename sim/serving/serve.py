@@ -1,57 +1,23 @@
 """``sim serve``: an OpenAI-compatible engine without a model, which keeps the time that a model of one predicts."""
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from engines.routing import ROUTE_HELP, parse_route
+from engines.routing import parse_route
 from sim.latency.modelfile import Model, Parameter, default_model, engine_with, load_model
-from sim.vllm.config import add_engine_flags, engine_overrides
+from sim.serving import server
+from sim.vllm.config import engine_overrides
 from tracefile.commandline.configfile import refuse_without
-from tracefile.commandline.durations import duration
-from tracefile.commandline.parser import same_named, seed
+from tracefile.commandline.parser import same_named
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule
 from wire.errors import WireError
 from wire.url import parse_listen
 
-if TYPE_CHECKING:
-    from sim.serving import server
-else:  # numpy, which the flags need not
-    server = LateModule("sim.serving.server")
-
 MAX_ENGINES = 64
-ROUTE = "round-robin"
-
-EPILOG = "examples:\n  sim serve --latency-model model.json --listen :8000\n"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="no host: all addresses; port 0: any free one")
-    add(
-        "--latency-model",
-        type=Path,
-        metavar="MODEL",
-        help="a model.json (default: built-in parameters of a small engine)",
-    )
-    add("--model", metavar="NAME", help="what clients call it (default: the model.json's, or kvtape-sim)")
-    add("--speed", default="1", metavar="X|max", help="virtual seconds per real one, such as 10; max: no sleeping")
-    add("--seed", type=seed, default=0, help="seed of outputs and noise")
-    add("--noise", action=argparse.BooleanOptionalAction, default=True, help="draw the model's noise (default: yes)")
-    add(
-        "--output-tokens", type=float, default=200.0, metavar="N", help="median tokens of outputs that end on their own"
-    )
-    add("--engines", type=int, default=1, help="engines, each with its own cache")
-    add("--route", metavar="POLICY", help=f"{ROUTE_HELP[:-1]}; default {ROUTE})")
-    add("--t0-ms", type=float, metavar="X", help="ms of a step, instead of the model's")
-    add("--drain", type=duration, default="5s", help="time to end requests at SIGTERM")
-    add_engine_flags(parser)
-
-
-def read_config(arguments: argparse.Namespace) -> "server.ServeConfig":
+def read_config(arguments: argparse.Namespace) -> server.ServeConfig:
     """The command line, checked. Raises InputError that names the flag."""
     try:
         host, port = parse_listen(arguments.listen)
@@ -75,7 +41,7 @@ def read_config(arguments: argparse.Namespace) -> "server.ServeConfig":
         "model_name": arguments.model or model.model_name or "kvtape-sim",
         "speed": _read_speed(arguments.speed),
         "median_output_tokens": arguments.output_tokens,
-        "route": parse_route(arguments.route or ROUTE),
+        "route": parse_route(arguments.route or "round-robin"),
         "drain_s": arguments.drain,
     }
     return server.ServeConfig(**(same_named(server.ServeConfig, arguments) | made))
@@ -110,6 +76,5 @@ def _read_speed(text: str) -> float | None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C; 0 then."""
     server.serve(read_config(arguments))
     return 0

@@ -18,8 +18,8 @@ from sim.serving.exchange import Exchange, Handler, HttpRequest
 from sim.serving.pages import respond
 from sim.serving.service import Fleet, Service
 from sim.serving.vocabulary import Vocabulary
-from tracefile import HashKey
 from tracefile.commandline.parser import VERSION
+from tracefile.hashing.hashkey import HashKey
 from tracefile.records.errors import InputError
 from wire.loop import run as run_loop
 from wire.server import BACKLOG, Server

@@ -17,7 +17,8 @@ from sim.serving.output import Generation, Output, OutputLimits, draw_output
 from sim.serving.realtime import RealTimeEngine
 from sim.serving.vocabulary import Vocabulary
 from sim.vllm.request import ANY_HITS, Request
-from tracefile import BlockHasher, HashKey
+from tracefile.hashing.blockhash import BlockHasher
+from tracefile.hashing.hashkey import HashKey
 
 
 class Caches:

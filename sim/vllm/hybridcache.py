@@ -4,8 +4,6 @@ The rules are those of vLLM 0.32's ``kv_cache_coordinator`` and ``kv_cache_manag
 what they need, at a multiple of the layout's alignment. mypyc compiles this module.
 """
 
-from typing import Final
-
 from librt.vecs import vec
 from mypy_extensions import i64
 
@@ -14,9 +12,6 @@ from sim.vllm.groups import Form, Group, HitRules
 from sim.vllm.kvcache import KVCache
 from sim.vllm.request import Request
 from sim.vllm.states import can_store_inside, state_end
-
-NO_ROOM: Final = -1
-NO_FORM: Final = -1
 
 
 class ChunkLimits:
@@ -77,11 +72,15 @@ class HybridCache(KVCache):
         probe = Request("", tokens + 1, 1, keys, known_keys=len(keys))
         return self.look_up(probe) // self.rules.unit
 
-    def find_alone(self, request: Request, form: Form) -> i64:
-        """Return the tokens of the hit that the groups of one form would have alone."""
-        most = self._most_tokens(form, request, request.num_tokens - 1)
-        form.find(request, most, form.drops_last)
-        return form.tokens
+    def shortest_form(self, request: Request) -> i64:
+        """Return the position of the form whose groups alone would have the shortest hit."""
+        shortest: i64 = 0
+        for number in range(i64(len(self.forms))):
+            form = self.forms[number]
+            form.find(request, self._most_tokens(form, request, request.num_tokens - 1), form.drops_last)
+            if form.tokens < self.forms[shortest].tokens:
+                shortest = number
+        return shortest
 
     def _agree(self, request: Request) -> i64:
         """Shorten the hit, form after form, until all agree."""
@@ -206,6 +205,32 @@ class HybridCache(KVCache):
         request.room_tokens = 0
         request.next_full = 0
 
+    def compute(self, request: Request, hit_tokens: i64) -> bool:
+        """Compute step by step: states are stored and windows freed where a step ends."""
+        at = hit_tokens
+        is_admitted = False
+        while at < request.last_token - 1:
+            end = self._step_end(request, at)
+            request.num_computed = at
+            has_room = self.extend(request, end) if is_admitted else self.admit(request, at, end - at)
+            if not has_room:
+                return False
+            is_admitted = True
+            self.publish(request, min(end, request.num_tokens))
+            at = end
+            self.end_step()
+            self.begin_step()
+        return True
+
+    def _step_end(self, request: Request, at: i64) -> i64:
+        """Return the tokens that are computed after the next step of a request that is alone."""
+        if at < request.prompt_tokens:
+            return at + self.clip(request, at, min(request.prompt_tokens - at, self.limits.most_tokens))
+        # Between two match units decoding changes nothing; the last step frees what the window has left.
+        last = request.last_token - 1
+        request.num_tokens = min((at // self.rules.unit + 1) * self.rules.unit, last if at == last - 1 else last - 1)
+        return request.num_tokens
+
     def clip(self, request: Request, start: i64, tokens: i64) -> i64:
         """Let a chunk of the prompt end at a block, before the last state worth keeping, or at it."""
         rules = self.rules
@@ -269,69 +294,3 @@ class HybridCache(KVCache):
 def nearer(start: i64, stop: i64, end: i64) -> i64:
     """Return ``stop`` if it is between ``start`` and ``end``, else ``end``."""
     return stop if start < stop < end else end
-
-
-def serve_alone(
-    cache: HybridCache, requests: list[Request], reach: list[int], stops: bool
-) -> tuple[list[int], list[int]]:
-    """Serve requests one after another; return the tokens that each hits, NO_ROOM: it does not fit, and the form of
-    groups with the shortest hit where a request hits fewer tokens than ``reach``, else NO_FORM.
-
-    ``stops``: return at the first eviction.
-    """
-    hits: list[int] = []
-    forms: list[int] = []
-    for number in range(len(requests)):
-        request = requests[number]
-        hits.append(NO_ROOM)
-        forms.append(NO_FORM)
-        if not cache.fits(request):
-            continue
-        cache.begin_step()
-        hit_tokens = cache.look_up(request)
-        if hit_tokens < reach[number]:
-            forms[number] = _shortest_form(cache, request)
-            cache.look_up(request)
-        if _compute(cache, request, hit_tokens):
-            hits[number] = int(hit_tokens)
-        cache.release(request)
-        if stops and cache.pool.evicted_blocks > 0:
-            break
-    return hits, forms
-
-
-def _shortest_form(cache: HybridCache, request: Request) -> int:
-    shortest = 0
-    tokens = [cache.find_alone(request, form) for form in cache.forms]
-    for number in range(len(tokens)):
-        if tokens[number] < tokens[shortest]:
-            shortest = number
-    return shortest
-
-
-def _compute(cache: HybridCache, request: Request, hit_tokens: i64) -> bool:
-    """Compute a request from its hit to its end, step by step; False: it finds no block."""
-    at = hit_tokens
-    is_admitted = False
-    while at < request.last_token - 1:
-        end = _step_end(cache, request, at)
-        request.num_computed = at
-        has_room = cache.extend(request, end) if is_admitted else cache.admit(request, at, end - at)
-        if not has_room:
-            return False
-        is_admitted = True
-        cache.publish(request, min(end, request.num_tokens))
-        at = end
-        cache.end_step()
-        cache.begin_step()
-    return True
-
-
-def _step_end(cache: HybridCache, request: Request, at: i64) -> i64:
-    """Return the tokens that are computed after the request's next step."""
-    if at < request.prompt_tokens:
-        return at + cache.clip(request, at, min(request.prompt_tokens - at, cache.limits.most_tokens))
-    # Between two match units decoding changes nothing; the last step frees what the window has left.
-    last = request.last_token - 1
-    request.num_tokens = min((at // cache.rules.unit + 1) * cache.rules.unit, last if at == last - 1 else last - 1)
-    return request.num_tokens

@@ -5,7 +5,6 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.groups import UNLIMITED, ChunkGroup, Form, Group, HitRules, WindowGroup
 from sim.vllm.hybridcache import ChunkLimits, HybridCache
 from sim.vllm.kvgroups import KvGroup, KvLayout
-from sim.vllm.rules import blocks_for
 from sim.vllm.states import StateGroup
 from tracefile.records.schema import MOST_TOKENS
 
@@ -59,11 +58,11 @@ def _group(config: EngineConfig, spec: KvGroup, pool: BlockPool, rules: HitRules
     group: Group
     if spec.kind == "window":
         # One more: the window may begin inside a block.
-        most = blocks_for(min(spec.span - 1 + in_flight, longest), size) + 1
+        most = -(-min(spec.span - 1 + in_flight, longest) // size) + 1
         group = window = WindowGroup(pool, rules, size, most, drops_last=drops_last)
         window.span = spec.span
     elif spec.kind == "chunk":
-        most = blocks_for(min(spec.span + in_flight, longest), size)
+        most = -(-min(spec.span + in_flight, longest) // size)
         group = chunk = ChunkGroup(pool, rules, size, most, drops_last=drops_last)
         chunk.span = spec.span
     elif not spec.keeps_state:

@@ -10,9 +10,11 @@ from mypy_extensions import i64
 
 from sim.vllm.request import Request
 from sim.vllm.segments import BlockTable, SegmentPool
+from tracefile.records.errors import InputError
 
 UNLIMITED: Final = 1 << 62
 """Blocks of a pool that never evicts."""
+NO_ROOM: Final = -1
 
 
 class KVCache:
@@ -46,6 +48,27 @@ class KVCache:
     def release(self, request: Request) -> None:
         """Free the request's blocks."""
         raise NotImplementedError
+
+    def serve_alone(self, request: Request) -> i64:
+        """Look a request up, compute it to its end and release it, with no other at once. Return its hit tokens,
+        NO_ROOM: it does not fit. Raises InputError if hashes are not chained."""
+        if not self.fits(request):
+            return NO_ROOM
+        self.begin_step()
+        hit_tokens = self.look_up(request)
+        is_computed = self.compute(request, hit_tokens)
+        self.release(request)
+        if not self.is_chained():
+            raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
+        return hit_tokens if is_computed else NO_ROOM
+
+    def compute(self, request: Request, hit_tokens: i64) -> bool:
+        """Compute a request that is alone from its hit to its end; False: it finds no block."""
+        end = request.last_token - 1
+        is_admitted = self.admit(request, hit_tokens, end - hit_tokens)
+        if is_admitted:
+            self.publish(request, end)
+        return is_admitted
 
     def clip(self, request: Request, start: i64, tokens: i64) -> i64:
         """Return as many of ``tokens`` from ``start`` as one prefill chunk may have."""
@@ -176,6 +199,11 @@ class SingleGroupCache(KVCache):
 
     def is_chained(self) -> bool:
         return not self.pool.not_chained
+
+
+def single_group_cache(block_size: i64, usable_blocks: i64 | None) -> SingleGroupCache:
+    """Return an empty cache of so many blocks; None: one that never evicts."""
+    return SingleGroupCache(SegmentPool(UNLIMITED if usable_blocks is None else usable_blocks + 1), block_size)
 
 
 class FactualCache(SingleGroupCache):

@@ -9,24 +9,18 @@ A request holds copies from its root down. ``deeper`` leads from a copy to the p
 stay held. Blocks that hold nothing known are only counted: those that a request has not filled, and those at the
 queue's head.
 
-``sim.vllm.pool`` has the same rules block by block. mypyc compiles this module; it runs uncompiled, too.
+mypyc compiles this module; it runs uncompiled, too.
 """
 
 from typing import Final
 
 from librt.vecs import vec
-from mypy_extensions import i64, u8
+from mypy_extensions import i64
 
 KNOWN: Final = -1
 """Owner of a segment whose keys the trace knows: any request may hit it."""
 NO_INDEX: Final = -2
 """Index of a request that never looks up its private blocks: they need not be findable."""
-
-
-FIELDS = ("first_key", "known_keys", "prompt_blocks", "most_hits", "full_blocks", "num_blocks")
-"""Numbers of a request: ``known_keys`` blocks of its chain have known keys, from ``keys[first_key]`` on,
-``prompt_blocks`` of these in the prompt, ``most_hits`` of which may hit (rule 6). At its end it holds ``num_blocks``,
-``full_blocks`` of them full (rule 11)."""
 
 
 class BlockTable:
@@ -172,19 +166,6 @@ class SegmentPool:
             else:
                 self._forget(copy)
             count -= taken
-
-    def note_evictions(self, count: i64, evicted: vec[u8]) -> None:
-        """Set ``evicted`` to 1 at each known key that ``take(count)`` evicts next; keys are numbers from 0 on."""
-        count -= min(count, self.num_unhashed)
-        copy = self._queue.after
-        while count > 0:
-            segment = copy.segment
-            first = max(segment.start, segment.end - count)
-            if segment.owner == KNOWN:
-                for depth in range(first, segment.end):
-                    evicted[segment.keys[segment.base + depth]] = 1
-            count -= segment.end - first
-            copy = copy.after
 
     def publish(self, request: BlockTable, start: i64, end: i64) -> None:
         """Rule 5: make a request's full blocks from ``start``, where its last hold ends, to ``end`` findable."""
@@ -354,43 +335,6 @@ class SegmentPool:
         while newer.older is not segment:
             newer = newer.older
         newer.older = newer if segment.older is segment else segment.older
-
-
-def run_requests(pool: SegmentPool, keys: vec[i64], requests: vec[i64], evicted: vec[u8]) -> list[list[int]]:
-    """Look each request up, give it its blocks, fill and release them; stop where the keys are not chained.
-
-    Return the hit blocks of each request; where evictions are noted, also its leading prompt blocks that were cached at
-    its arrival, and those that ever were.
-
-    ``keys``: of all requests' chains. ``requests``: their ``FIELDS``, one request after another.
-    ``evicted``: by key, where keys are numbers from 0 on, 1 if it ever was; empty: evictions are not noted.
-    """
-    all_hits: list[int] = []
-    cached: list[int] = []
-    seen: list[int] = []
-    request = BlockTable(keys)
-    for at in range(i64(0), i64(len(requests)), i64(len(FIELDS))):
-        request.first_key = requests[at]
-        request.known_keys = requests[at + 1]
-        prompt_blocks = requests[at + 2]
-        request.num_blocks = requests[at + 5]
-        if len(evicted) > 0:
-            depth = pool.lookup(request, prompt_blocks)
-            cached.append(depth)
-            while depth < prompt_blocks and evicted[keys[request.first_key + depth]] == 1:
-                depth += 1
-            seen.append(depth)
-        hits = pool.hold(request, requests[at + 3])
-        request.tail = None  # a new segment behind the hits, where the next requests branch off too
-        if len(evicted) > 0:
-            pool.note_evictions(request.num_blocks - hits, evicted)
-        pool.take(request.num_blocks - hits)
-        pool.publish(request, hits, requests[at + 4])
-        pool.release(request)
-        all_hits.append(hits)
-        if pool.not_chained:
-            break
-    return [all_hits, cached, seen]
 
 
 def _link_after(before: Copy, copy: Copy) -> None:

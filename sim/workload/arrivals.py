@@ -1,20 +1,17 @@
 """Requests on their way to an engine, as columns: the one place that reads a trace's fields for a simulated engine.
 
-``BatchPlan`` turns a trace's batches into ``Arrivals``; ``plan_arrivals`` does so for records in memory. A request has
-an object of its own, ``Arrival``, only where the plain scheduler serves it.
+``BatchPlan`` turns a trace's batches into ``Arrivals``; ``plan_arrivals`` does so for records in memory.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 
 from measure.cache.chains import chain_places, leading_places
-from measure.cache.vectors import integers
-from sim.vllm.request import ANY_HITS, Request
-from sim.workload.chain import FIRST_PRIVATE, Chains, is_private, known_blocks
+from sim.workload.chain import Chains, known_blocks
 from tracefile.outputs import InferredOutputs, infer_outputs
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray, UInt64Array
 from tracefile.records.batches import NO_LIST, Batch
@@ -29,48 +26,10 @@ REPLACED = (
 """Fields that a predicted record gets afresh."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """Request as the engine's clients send it."""
-
-    record: Record
-    kind: Literal["runs", "as_recorded"]
-    """``as_recorded``: it failed before the engine got it, and is copied; ``runs``: the engine gets it."""
-    prompt_tokens: int
-    output_tokens: int
-    """Tokens that it generates unless its client aborts it."""
-    hashes: list[int]
-    """Keys of every block that gets full (see ``sim.workload.chain``)."""
-    arrival_ms: float
-    """As recorded; the end of its parent decides instead where there is one."""
-    parent: int | None = None
-    """Place of the request whose end it waits for. None: it comes at ``arrival_ms``."""
-    think_ms: float = 0.0
-    """From the parent's end to its arrival."""
-    abort_after_ms: float | None = None
-    """Time after its arrival at which the client or a timeout aborts it. None: never."""
-
-    hit_limit: int = ANY_HITS
-    """Blocks that may hit at most; 0: its prompt is looked up in no prefix cache."""
-
-    def request(self, index: int) -> Request:
-        """Return the request as the scheduler gets it."""
-        known = [key for key in self.hashes if not is_private(key)]
-        return Request(
-            self.record.request_id,
-            self.prompt_tokens,
-            self.output_tokens,
-            integers(np.array(known, np.uint64)),
-            known_keys=len(known),
-            index=index,
-            arrival_ms=self.arrival_ms,
-            hit_limit=self.hit_limit,
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """Columns of ``Arrival``, in the order of handing over; each but ``hashes`` has an entry per request."""
+    """Requests as the engine's clients send them, in the order of handing over; each column but ``hashes`` has an entry
+    per request."""
 
     ids: list[str]
     numbers: IntArray
@@ -138,31 +97,6 @@ class Arrivals:
                 found[place] = record
         return found
 
-    def objects(self) -> list[Arrival]:
-        """Make an object per request; unknown blocks get private keys."""
-        private = FIRST_PRIVATE
-        hashes, at = self.hashes.tolist(), 0
-        found = []
-        for place, record in enumerate(self.records(np.arange(len(self)))):
-            known, own = int(self.known[place]), int(self.full_blocks[place] - self.known[place])
-            parent, abort_after_ms = int(self.parents[place]), float(self.abort_after_ms[place])
-            found.append(
-                Arrival(
-                    record,
-                    "runs" if self.runs[place] else "as_recorded",
-                    int(self.prompt_tokens[place]),
-                    int(self.output_tokens[place]),
-                    hashes[at : at + known] + list(range(private, private - own, -1)),
-                    float(self.arrival_ms[place]),
-                    None if parent == NOBODY else parent,
-                    0.0 if parent == NOBODY else float(self.think_ms[place]),
-                    None if np.isnan(abort_after_ms) else abort_after_ms,
-                    0 if self.prompt_logprobs[place] else ANY_HITS,
-                )
-            )
-            at, private = at + known, private - own
-        return found
-
 
 _COLUMNS = [one.name for one in fields(Arrivals) if one.name not in ("ids", "hashes", "sources")]
 
@@ -208,7 +142,7 @@ class BatchPlan:
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             runs=runs,
-            prompt_logprobs=unread_prompts(batch),
+            prompt_logprobs=batch.numbers("prompt_logprobs"),
             abort_after_ms=np.where(_is(batch, "ok"), np.nan, e2e_ms),
             recorded_e2e_ms=e2e_ms,
             parents=np.full(count, NOBODY),
@@ -260,11 +194,6 @@ def plan_arrivals(
         arrivals.ids, batch.words("parent_id"), arrivals.arrival_ms, arrivals.recorded_e2e_ms, batch.times("think_ms")
     )
     return replace(arrivals, parents=parents, think_ms=think_ms)
-
-
-def unread_prompts(batch: Batch) -> IntArray:
-    """1 for each request whose prompt is looked up in no prefix cache, else 0."""
-    return batch.numbers("prompt_logprobs")
 
 
 def asked_tokens(batch: Batch) -> IntArray:

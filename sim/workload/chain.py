@@ -6,31 +6,21 @@ A recorded hash is its own key. A block of unknown content (an output without to
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from measure.cache.chains import known_blocks as count_known
 from measure.wording import rests_on
+from tracefile import outputs
 from tracefile.files.reading import TraceReader, open_trace
+from tracefile.hashing import tokenchains
 from tracefile.hashing.downsampling import downsample
+from tracefile.outputs import InferredOutputs
+from tracefile.records import batches
 from tracefile.records.arrays import IntArray
+from tracefile.records.batches import Batch, Hashes
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule
 from tracefile.records.schema import Meta, Record
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from tracefile import outputs
-    from tracefile.hashing import tokenchains
-    from tracefile.outputs import InferredOutputs
-    from tracefile.records import batches
-    from tracefile.records.batches import Batch, Hashes
-else:  # numpy, which the flags need not
-    np = LateModule("numpy")
-    outputs = LateModule("tracefile.outputs")
-    tokenchains = LateModule("tracefile.hashing.tokenchains")
-    batches = LateModule("tracefile.records.batches")
-
 
 UNKNOWN = -1
 FAR_MS = 60_000.0
@@ -121,7 +111,7 @@ def is_private(key: int) -> bool:
     return key <= FIRST_PRIVATE
 
 
-def hashed_records(reader: TraceReader, inferred: "InferredOutputs | None" = None) -> Iterator[Record]:
+def hashed_records(reader: TraceReader, inferred: InferredOutputs | None = None) -> Iterator[Record]:
     """Yield records with a known prompt length; at the end, print warnings. Raises InputError if none had hashes.
 
     Outputs of unknown ids get the hashes that later prompts have; ``inferred`` (null: not read yet) are these.
@@ -156,7 +146,7 @@ def end_reading(reader: TraceReader, hashed: int, requests: int) -> None:
         print(f"warning: hits are {part}", file=sys.stderr)
 
 
-def hashed_batches(reader: TraceReader) -> "Iterator[tuple[Batch, Hashes]]":
+def hashed_batches(reader: TraceReader) -> Iterator[tuple[Batch, Hashes]]:
     """Yield batches and their chains, as ``hashed_records``."""
     hashed, requests, inferred = 0, 0, outputs.inferred_outputs(reader)
     with batches.without_collector():
@@ -168,7 +158,7 @@ def hashed_batches(reader: TraceReader) -> "Iterator[tuple[Batch, Hashes]]":
     end_reading(reader, hashed, requests)
 
 
-def in_file_order(batches: "Iterator[tuple[Batch, Hashes]]") -> "Iterator[tuple[Batch, Hashes]]":
+def in_file_order(batches: Iterator[tuple[Batch, Hashes]]) -> Iterator[tuple[Batch, Hashes]]:
     """Yield ``batches``; at the end, tell of requests that stand behind others that came later and ended long after."""
     came_ms, ended_ms, behind, requests = -np.inf, -np.inf, 0, 0
     for batch, hashes in batches:
@@ -188,7 +178,7 @@ def in_file_order(batches: "Iterator[tuple[Batch, Hashes]]") -> "Iterator[tuple[
         )
 
 
-def known_blocks(batch: "Batch", hashes: "Hashes", chains: Chains) -> IntArray:
+def known_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> IntArray:
     """Count the leading blocks of ``Chains.whole`` with a hash in the trace."""
     prompt, true = np.maximum(hashes.prompt_blocks, 0), batch.numbers("hashable_blocks", UNKNOWN)
     true = np.where(true == UNKNOWN, prompt, np.minimum(true, prompt))

@@ -23,8 +23,9 @@ from replay.__main__ import main as replay
 from report.__main__ import main as report
 from sim.__main__ import main as sim
 from tests.fakes.scripted_engine import ScriptedEngine
-from tracefile import InputError, load_trace
 from tracefile.__main__ import main as tracefile
+from tracefile.files.reading import load_trace
+from tracefile.records.errors import InputError
 
 MARK = "KANARIE"
 SECRETS = {"OPENAI_API_KEY": f"{MARK}-key", "GATE": f"{MARK}-gate", "COOKIE": f"id={MARK}-cookie"}

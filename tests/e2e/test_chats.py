@@ -14,7 +14,8 @@ import openai
 import pytest
 
 from tests.e2e.conftest import RunTap
-from tracefile import Record, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.records.schema import Record
 
 TURNS = 4
 WORDS = [

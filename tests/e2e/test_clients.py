@@ -21,7 +21,8 @@ import pytest
 
 from tests.e2e.conftest import running_tap
 from tests.fakes.clientlibraries import client_library
-from tracefile import Record, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.records.schema import Record
 
 VLLM_MODEL = "tiny"
 QUESTION = [{"role": "user", "content": "A seat by the window, please."}]

@@ -15,7 +15,8 @@ from loadgen.__main__ import main as loadgen
 from scripts.proxybench.processes import free_port
 from scripts.proxybench.proxies import binary
 from tests.fakes.scripted_engine import ScriptedEngine
-from tracefile import InputError, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.records.errors import InputError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
 LOAD = ("-o", "load.jsonl", "--number", "3", "--parallel", "1", "--prompt-tokens", "20", "--output-tokens", "2")

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tracefile import Record, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.records.schema import Record
 
 LOOK_UP = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 TEXT: dict[str, Any] = {"prompt": "One line of a prompt. " * 20, "max_tokens": 6, "temperature": 0, "ignore_eos": True}

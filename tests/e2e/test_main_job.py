@@ -14,7 +14,8 @@ import pytest
 
 from tests.e2e.conftest import running_tap
 from tests.warmstart import run_warm
-from tracefile import Record, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.records.schema import Record
 
 CALIBRATION = "--pattern multiturn --turns 2 --rate 3 --number 24 --seed 5 --prompt-tokens 64:900 --output-tokens 4:12"
 SESSIONS = (

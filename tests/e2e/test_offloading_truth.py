@@ -17,7 +17,7 @@ from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import plan_arrivals
 from tests.sim.fleets import COSTS
-from tracefile import BlockHash, Meta, Record, RequestId
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 pytestmark = pytest.mark.vllm
 ORACLES = Path(__file__).parents[1] / "sim" / "oracles"

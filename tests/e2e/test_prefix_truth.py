@@ -11,7 +11,7 @@ import pytest
 from loadgen.__main__ import main as loadgen
 from replay.__main__ import main as replay
 from tests.jsonoutput import json_of
-from tracefile import load_trace
+from tracefile.files.reading import load_trace
 
 pytestmark = pytest.mark.vllm
 

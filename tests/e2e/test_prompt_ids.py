@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tracefile import Record, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.records.schema import Record
 
 pytestmark = pytest.mark.vllm
 

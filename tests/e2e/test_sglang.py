@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import RunTap
-from tracefile import load_trace
+from tracefile.files.reading import load_trace
 
 URL = os.environ.get("KVTAPE_SGLANG_URL", "")
 REQUESTS = 36

@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from engines.access import Access, add_access_arguments, read_access
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 ENVIRON = {"OPENAI_API_KEY": "canary-1", "ANTHROPIC_API_KEY": "canary-2", "GATE": "Basic canary-3", "BAD": "canary\n4"}
 

@@ -14,7 +14,7 @@ import trustme
 from engines.access import Access
 from engines.calls import BlockingCalls, CallError, most_bytes
 from engines.facts import MAX_METRICS, describe_engine, parse_metrics
-from tracefile import Engine
+from tracefile.records.schema import Engine
 from wire.tls import Tls
 
 HEAD = b"HTTP/1.1 200 OK\r\n"

@@ -15,7 +15,7 @@ from engines.facts import (
 )
 from engines.readiness import Readiness, target_words
 from engines.vllm import VLLM
-from tracefile import Engine
+from tracefile.records.schema import Engine
 
 METRICS = """\
 # HELP vllm:cache_config_info Information of the LLMEngine CacheConfig

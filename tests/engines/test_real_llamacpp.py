@@ -16,7 +16,7 @@ from scripts import llama_engine
 from sim.__main__ import main as sim
 from tests.e2e.conftest import running_tap
 from tests.jsonoutput import json_of
-from tracefile import load_trace
+from tracefile.files.reading import load_trace
 from tracefile.records.errors import InputError
 from wire.url import parse_url
 

@@ -9,7 +9,7 @@ import trustme
 
 from loadgen.__main__ import main as loadgen
 from tests.fakes.scripted_engine import ScriptedEngine
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 CANARY = "canary-5f2b"
 LOAD = ("--parallel", "2", "--number", "3", "--prompt-tokens", "20", "--output-tokens", "2")

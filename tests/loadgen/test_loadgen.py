@@ -15,7 +15,11 @@ import pytest
 
 from loadgen.__main__ import main
 from tests.warmstart import WarmPopen
-from tracefile import BlockHasher, InputError, Record, keyed_id, load_key, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.hashing.blockhash import BlockHasher, keyed_id
+from tracefile.hashing.hashkey import load_key
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Record
 
 SESSIONS = shlex.split(
     "--pattern multiturn --turns 3 --rate 50 --number 6 --prefix-count 2 --prefix-tokens 70 --prompt-tokens 20:50"

@@ -9,7 +9,10 @@ import pytest
 
 from loadgen.__main__ import main
 from replay.__main__ import main as replay
-from tracefile import BlockHasher, InputError, load_key, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.hashing.blockhash import BlockHasher
+from tracefile.hashing.hashkey import load_key
+from tracefile.records.errors import InputError
 
 FEW = ("--parallel", "2", "--number", "3", "--prompt-tokens", "40", "--output-tokens", "4")
 PATCH = {"temperature": 0.7, "stop": ["t1", "t2"], "top_k": 5, "cache_salt": "tenant"}

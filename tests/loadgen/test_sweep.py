@@ -24,7 +24,10 @@ from report.__main__ import main as report
 from tests.conftest import StartSimServer
 from tests.jsonoutput import json_of
 from tests.warmstart import WarmPopen
-from tracefile import InputError, Meta, Record, RequestId, TraceWriter, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta, Record, RequestId
 
 LOAD = ["--number", "2", "--prompt-tokens", "40", "--output-tokens", "2", "--seed", "3"]
 EMBEDDED = ["--block-size", "16", "--num-gpu-blocks", "512", "--t0-ms", "1"]

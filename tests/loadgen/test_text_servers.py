@@ -9,7 +9,8 @@ import pytest
 
 from loadgen.__main__ import main
 from tests.fakes.threads import QuietHandler, serving
-from tracefile import InputError, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.records.errors import InputError
 
 FLAGS = ("--rate", "200", "--number", "4", "--prompt-tokens", "8", "--output-tokens", "3")
 

@@ -8,7 +8,10 @@ import pytest
 from loadgen.__main__ import main
 from loadgen.core.draws import TokenIds
 from scripts.loadbench.reference_server import NS_PER_MS, Pace, Served, reference_server, token_ids
-from tracefile import BlockHasher, Meta, Record, RequestId, keyed_id, load_key, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.hashing.blockhash import BlockHasher, keyed_id
+from tracefile.hashing.hashkey import load_key
+from tracefile.records.schema import Meta, Record, RequestId
 
 ROUNDED_NS = 1_000
 """A record's times are rounded to the microsecond, each of the two that make a difference."""

@@ -13,8 +13,8 @@ from measure.metrics.results import Client
 from measure.runs import load_run
 from measure.tally import late_limit_ms
 from report.__main__ import main
-from tracefile import Meta, Record, RequestId, TraceWriter, Workload
-from tracefile.records.schema import Source
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import Meta, Record, RequestId, Source, Workload
 
 
 def trace_of(path: Path, lags_ms: Sequence[float], source: Source = "client") -> Path:

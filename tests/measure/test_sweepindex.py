@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from measure.sweepindex import INDEX, SweepRun, read_sweep, write_sweep
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 DONE = SweepRun(
     run="A-p8-r1",

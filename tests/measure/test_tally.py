@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from measure import tally
 from measure.quantiles import quantile
 from measure.tally import Sample, Tally
-from tracefile import Record, RequestId
+from tracefile.records.schema import Record, RequestId
 
 
 def sample_of(values: Sequence[float]) -> Sample:

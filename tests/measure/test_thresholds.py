@@ -3,7 +3,7 @@
 import pytest
 
 from measure.thresholds import Threshold, parse_threshold
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 METRICS = ("cached", "ttft", "tpot", "itl", "e2e")
 LABELS = ("predicted", "run.1", "run")

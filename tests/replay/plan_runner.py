@@ -15,8 +15,7 @@ import msgspec
 
 from loadgen.core.job import Plan, Response, Send
 from loadgen.core.request import PlannedRequest
-from tracefile import Record
-from tracefile.records.schema import Status
+from tracefile.records.schema import Record, Status
 from wire.answer import parse_answer
 from wire.completion import Completion
 

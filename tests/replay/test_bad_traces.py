@@ -15,7 +15,7 @@ from loadgen.core.job import Shard
 from loadgen.core.request import PlannedRequest
 from replay.fidelity import Account, account_of, fidelity_of
 from replay.survey import Survey, survey_trace
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 META = {"meta": {"schema": "kvtape/1", "source": "tap", "block_size": 4}}
 HUGE = 10**12

@@ -16,7 +16,8 @@ from engines.sglang import SGLANG
 from engines.trtllm import TENSORRT_LLM
 from loadgen.core.bodies import cache_probe
 from loadgen.core.vocabulary import ORDINARY
-from tracefile import BlockHash, InputError
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash
 
 WITH_IDS: list[DialectName] = ["vllm", "sglang", "llamacpp", "trtllm"]
 BLOCK = 16

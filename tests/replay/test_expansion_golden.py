@@ -19,7 +19,7 @@ from loadgen.core.bodies import encode_ids
 from loadgen.core.draws import PIECE, expand_tokens
 from loadgen.core.vocabulary import Vocabulary
 from replay.expansion import Expansion
-from tracefile import BlockHash, RequestId
+from tracefile.records.schema import BlockHash, RequestId
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "data" / "expansion.json").read_text())
 MASK = (1 << 64) - 1

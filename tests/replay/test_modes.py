@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from loadgen.core.job import Shard, add_shares
 from replay.survey import Selection, survey_trace
-from tracefile import BlockHash
+from tracefile.records.schema import BlockHash
 
 
 def hashes(*values: int) -> list[BlockHash]:

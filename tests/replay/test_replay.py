@@ -21,7 +21,9 @@ from tests.jsonoutput import json_of
 from tests.replay.conftest import write_key
 from tests.replay.traces import request, written
 from tests.warmstart import WarmPopen
-from tracefile import Record, RequestId, load_trace, trace_digest
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace
+from tracefile.records.schema import Record, RequestId
 
 SESSIONS = shlex.split(
     "--pattern multiturn --turns 3 --rate 40 --number 6 --prefix-count 2 --prefix-tokens 70 --prompt-tokens 20:50"

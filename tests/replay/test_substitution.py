@@ -19,9 +19,11 @@ from replay.config import ReplayConfig
 from replay.expansion import Expansion
 from replay.job import Replay, Replayed
 from replay.substitution import OutputSubstitution
-from tracefile import BlockHash, BlockHasher, HashKey, Record, RequestId
+from tracefile.hashing.blockhash import BlockHasher
 from tracefile.hashing.branches import BranchFinder
+from tracefile.hashing.hashkey import HashKey
 from tracefile.hashing.tokenchains import branches_of
+from tracefile.records.schema import BlockHash, Record, RequestId
 
 BLOCK = 4
 HASHER = BlockHasher(HashKey(bytes(32)), block_size=BLOCK)

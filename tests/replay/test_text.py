@@ -22,7 +22,8 @@ from replay.expansion import Expansion
 from replay.text import Exchange, TextReplay, TextTarget, open_text, orders, text_notes
 from tests.fakes.translating_engine import translating
 from tests.jsonoutput import json_of
-from tracefile import BlockHash, Record, RequestId, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.records.schema import BlockHash, Record, RequestId
 
 BLOCK = 8
 WORDS = Words(tuple(f"w{number:03}" for number in range(500)), tuple(range(1000, 1500)), tuple(range(2000, 2500)))

@@ -9,7 +9,8 @@ from loadgen.core.job import WHOLE, Shard
 from replay.config import ReplayConfig
 from replay.job import OpenReplay, ReplayJob
 from replay.survey import survey_trace
-from tracefile import BlockHash, HashInfo, Meta, Record, RequestId, TraceWriter
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import BlockHash, HashInfo, Meta, Record, RequestId
 
 BLOCK = 4
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tracefile import Engine, Meta, Record, RequestId, SessionId, TraceWriter, Workload
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import Engine, Meta, Record, RequestId, SessionId, Workload
 
 MakeTrace = Callable[..., Path]
 

@@ -8,8 +8,9 @@ import pytest
 
 from report.__main__ import main
 from tests.measure.metrics.made import request
-from tracefile import Meta, TraceWriter
+from tracefile.files.writing import TraceWriter
 from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta
 
 # Two sessions and a single request: 2.1 s from the first arrival to the last end.
 RECORDS = [

@@ -19,7 +19,8 @@ from report.__main__ import main
 from tests.jsonoutput import json_of
 from tests.measure.metrics.made import request
 from tests.report.browser import page_figures
-from tracefile import Meta, TraceWriter
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import Meta
 
 SESSIONS = {"s0": 3, "s1": 2, "s2": 4, "s3": 1, "s4": 2}
 """Requests by session: each is done before the next of its session, and each ends well."""

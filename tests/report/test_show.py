@@ -9,7 +9,7 @@ import pytest
 from report.__main__ import main
 from tests.jsonoutput import json_of
 from tests.report.conftest import MakeTrace
-from tracefile import load_trace
+from tracefile.files.reading import load_trace
 from tracefile.records.errors import InputError
 
 STATISTICS = {"n", "mean", "min", "p50", "p90", "p95", "p99", "max"}

@@ -5,12 +5,16 @@ from itertools import accumulate, pairwise
 
 from msgspec.structs import replace
 
+from sim.engine.simulation import request_columns
+from sim.fit.capturedschedule import reconstruct
+from sim.fit.schedule import Reconstruction
 from sim.latency.modelfile import default_model, make_model
 from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import Arrival, plan_arrivals
+from sim.workload.arrivals import plan_arrivals
+from tests.sim.oracles.arrival import objects
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import predicted_records
-from tracefile import BlockHash, Meta, Record, RequestId
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 BLOCK_SIZE = 32
 META = Meta(source="tap", model="tiny", block_size=BLOCK_SIZE)
@@ -73,12 +77,12 @@ def captured(records: list[Record], engine: EngineConfig, frontend_ms: float = 0
     costs = {name: parameter.value for name, parameter in default_model().parameters.items()}
     costs |= {"frontend_base_ms": frontend_ms, "frontend_ms_per_prompt_token": 0.0}
     model = make_model(costs, engine)
-    arrivals = plan_arrivals(META, records, engine.block_size).objects()
+    arrivals = objects(plan_arrivals(META, records, engine.block_size))
     return predicted_records(Engine(arrivals, engine, model).run())
 
 
-def arrivals_of(records: list[Record]) -> list[Arrival]:
-    return plan_arrivals(META, records, BLOCK_SIZE).objects()
+def reconstructed(records: list[Record], engine: EngineConfig) -> Reconstruction:
+    return reconstruct(records, request_columns(plan_arrivals(META, records, BLOCK_SIZE), BLOCK_SIZE), engine)
 
 
 def late_reads(records: list[Record], seed: int, most_ms: float) -> list[Record]:

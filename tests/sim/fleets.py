@@ -13,7 +13,7 @@ from sim.engine.simulatedrequest import SimulatedRequest
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
-from tracefile import BlockHash, Record, RequestId
+from tracefile.records.schema import BlockHash, Record, RequestId
 
 CONFIG = EngineConfig(block_size=4, num_gpu_blocks=400, max_num_seqs=8, max_num_batched_tokens=64)
 COSTS = {"t0_ms": 4.0, "per_prefill_token_ms": 0.1, "per_decode_ms": 1.0, "frontend_base_ms": 1.0}

@@ -15,12 +15,15 @@ from loadgen.core.job import WHOLE, Response, Send
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import LoadJob
 from sim.latency.modelfile import Model
-from sim.workload.arrivals import Arrival
+from tests.sim.oracles.arrival import Arrival
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.readable.rows import reception_ms
 from tests.sim.oracles.simulation import RequestRun, predicted_records
 from tests.sim.synthetic import engine_of
-from tracefile import BlockHasher, HashKey, Meta, Record, TraceWriter
+from tracefile.files.writing import TraceWriter
+from tracefile.hashing.blockhash import BlockHasher
+from tracefile.hashing.hashkey import HashKey
+from tracefile.records.schema import Meta, Record
 
 KEY = HashKey(bytes(32))
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from sim.latency.modelfile import Model
 from sim.workload.arrivals import plan_arrivals
+from tests.sim.oracles.arrival import objects
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import predicted_records
-from tracefile import BlockHash, Meta, Record, RequestId, SessionId
-from tracefile import Engine as EngineInfo
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId, SessionId
+from tracefile.records.schema import Engine as EngineInfo
 
 BLOCK_SIZE = 32
 
@@ -97,5 +98,5 @@ class UnevenEngine(Engine):
 
 def capture(records: list[Record], model: Model, seed: int = 0, spread: float = 0.05) -> list[Record]:
     """What a tap before an engine of exactly this model would have recorded, but for the ``spread`` of its steps."""
-    arrivals = plan_arrivals(Meta(block_size=BLOCK_SIZE), records, model.engine.block_size).objects()
+    arrivals = objects(plan_arrivals(Meta(block_size=BLOCK_SIZE), records, model.engine.block_size))
     return predicted_records(UnevenEngine(arrivals, model.engine, model, spread=spread, seed=seed).run())

@@ -23,7 +23,8 @@ from sim.__main__ import main
 from sim.latency.modelfile import make_model, save_model
 from sim.latency.noise import LEVELS, Noise
 from sim.vllm.config import EngineConfig
-from tracefile import BlockHash, Meta, Record, RequestId, SessionId, TraceWriter
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId, SessionId
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "data" / "golden.json"

@@ -32,7 +32,9 @@ from tap.supervisor.service import recorder_socket, recording, runtime_folder
 from tap.supervisor.startup import recorder_setup, spoken_dialect
 from tests.warmstart import WarmProcess, warm_children, warm_process
 from tests.wire.timedclient import listen
-from tracefile import HashKey, Meta, Record, load_key, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.hashing.hashkey import HashKey, load_key
+from tracefile.records.schema import Meta, Record
 from wire.server import Server
 from wire.url import Origin
 

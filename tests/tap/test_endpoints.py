@@ -20,8 +20,9 @@ from tap.prompts.byteblocks import ByteBlocks
 from tap.prompts.prompt import PromptHasher
 from tap.proxy.sidecopy import recorded_endpoint
 from tap.recorder.recording import MadeRecord, RecordMaker
-from tracefile import BlockHasher, HashKey, Record, keyed_id
-from tracefile.records.schema import MOST_TOKENS
+from tracefile.hashing.blockhash import BlockHasher, keyed_id
+from tracefile.hashing.hashkey import HashKey
+from tracefile.records.schema import MOST_TOKENS, Record
 from tracefile.study.checking import check_gaps, check_hashes, check_signs, check_times, check_tokens
 from wire.answer import GENERATING
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from tracefile import BlockHash, BlockHasher, HashKey, Record, RequestId
+from tracefile.hashing.blockhash import BlockHasher
+from tracefile.hashing.hashkey import HashKey
+from tracefile.records.schema import BlockHash, Record, RequestId
 
 B = 16
 HASHER = BlockHasher(HashKey(bytes(32)), block_size=B)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracefile import InputError
 from tracefile.files.reading import TraceReader
+from tracefile.records.errors import InputError
 from tracefile.storage import compression
 
 HEADER = b'{"meta":{"schema":"kvtape/1","block_size":16}}'

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tracefile import InputError, load_trace
 from tracefile.__main__ import main
+from tracefile.files.reading import load_trace
+from tracefile.records.errors import InputError
 
 HEADER = '{"meta": {"schema": "kvtape/1", "block_size": 4, "model": "m"}}'
 

@@ -15,22 +15,13 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracefile import (
-    BlockHash,
-    Engine,
-    HashInfo,
-    InputError,
-    Meta,
-    Record,
-    RequestId,
-    TraceWriter,
-    Workload,
-    encode_record,
-    load_trace,
-    open_trace,
-    trace_digest,
-)
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace, open_trace
+from tracefile.files.writing import TraceWriter
 from tracefile.records.decoding import KvtapeDecoder
+from tracefile.records.encoding import encode_record
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Engine, HashInfo, Meta, Record, RequestId, Workload
 
 SUFFIXES = ["", ".gz", ".zst"]
 META = Meta(source="tap", model="m", block_size=16, hash=HashInfo(algorithm="xxh3_64", key_id="ab"))
@@ -167,7 +158,8 @@ def test_a_flushed_record_is_on_disk_while_the_writer_lives(tmp_path: Path, suff
 
 KILLED_WRITER = """
 import sys, time
-from tracefile import Meta, Record, TraceWriter
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import Meta, Record
 writer = TraceWriter(sys.argv[1], Meta(source="tap"))
 for i in range(100):
     writer.write(Record(request_id=f"r{i}", extra={"filler": "x" * 100}))

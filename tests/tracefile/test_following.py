@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tap.recorder.segments import SegmentedTrace
-from tracefile import Meta, Record, RequestId
 from tracefile.files.following import FollowedTrace, wait_for_more
+from tracefile.records.schema import Meta, Record, RequestId
 
 META = Meta(source="tap", epoch_unix_ns=0)
 

@@ -12,9 +12,10 @@ import pytest
 import zstandard
 
 from sim.__main__ import main as sim
-from tracefile import InputError, load_trace
 from tracefile.__main__ import main as tracefile
 from tracefile.commandline.ending import run_command
+from tracefile.files.reading import load_trace
+from tracefile.records.errors import InputError
 from tracefile.storage import lines
 
 HEADER = {"meta": {"schema": "kvtape/1", "block_size": 4}}

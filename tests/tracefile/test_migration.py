@@ -5,20 +5,11 @@ The file beside this test is never edited: a schema that cannot read it needs a 
 
 from pathlib import Path
 
-from tracefile import (
-    Engine,
-    HashInfo,
-    Meta,
-    Record,
-    RequestId,
-    SessionId,
-    TraceWriter,
-    Workload,
-    load_trace,
-    trace_digest,
-)
 from tracefile.__main__ import main
-from tracefile.records.schema import BlockHash
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import BlockHash, Engine, HashInfo, Meta, Record, RequestId, SessionId, Workload
 
 FIXTURE = Path(__file__).parent / "data" / "kvtape-1.jsonl"
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracefile import HashInfo, Meta, Record, RequestId, SessionId, TraceWriter, load_trace
 from tracefile.__main__ import main
-from tracefile.records.schema import BlockHash
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import BlockHash, HashInfo, Meta, Record, RequestId, SessionId
 
 EPOCH_NS = 1_763_769_600 * 10**9
 

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tracefile.conversations import B, altered, chat, exact, record_of, traffic
-from tracefile import BlockHash, Engine, Meta, Record, RequestId, SessionIndex
 from tracefile.hashing.chain import repeated_output
 from tracefile.outputs import InferredOutputs, infer_outputs
 from tracefile.records.batches import Batch
+from tracefile.records.schema import BlockHash, Engine, Meta, Record, RequestId
+from tracefile.sessions import SessionIndex
 
 META = Meta(source="tap", block_size=4, engine=Engine(block_size=8))
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tracefile import Meta, Record, RequestId, TraceWriter, load_trace
 from tracefile.__main__ import main
-from tracefile.files.reading import open_trace
+from tracefile.files.reading import load_trace, open_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import Meta, Record, RequestId
 from tracefile.study.checking import check_trace
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "privacy.md"

@@ -27,8 +27,9 @@ from tests.tracefile.conversations import (
     thinking,
     traffic,
 )
-from tracefile import Record, SessionIndex, infer_sessions
 from tracefile.promptends import HEADER_TOKENS
+from tracefile.records.schema import Record
+from tracefile.sessions import SessionIndex, infer_sessions
 
 CLIENTS: dict[str, Client] = {
     "chats": partial(chat, again=exact),

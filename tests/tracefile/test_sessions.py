@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracefile import BlockHash, Record, RequestId, SessionId, SessionIndex, infer_sessions
 from tracefile.boundedmap import BoundedMap
+from tracefile.records.schema import BlockHash, Record, RequestId, SessionId
+from tracefile.sessions import SessionIndex, infer_sessions
 
 B = 4
 

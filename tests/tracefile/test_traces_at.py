@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from tap.recorder.segments import SegmentedTrace
-from tracefile import Engine, HashInfo, Meta, Record, RequestId, load_trace
 from tracefile.__main__ import main
+from tracefile.files.reading import load_trace
+from tracefile.records.schema import Engine, HashInfo, Meta, Record, RequestId
 
 DAY_S = 86_400.0
 BEGIN_S = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp()

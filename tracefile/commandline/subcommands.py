@@ -1,7 +1,6 @@
 """Subcommands of a command, each a module with ``add_arguments``, ``run`` and, if it has one, an ``EPILOG``.
 
-Only the module of the subcommand on the command line is imported, so that ``sim pool`` imports neither FastAPI nor
-numba, and ``report show`` no SciPy.
+Only the module of the subcommand on the command line is imported; its ``run`` imports the work (docs/dev/startup.md).
 """
 
 import importlib

@@ -1,8 +1,7 @@
-"""Names and modules that are imported when they are first used."""
+"""Modules that are imported when they are first used."""
 
 import importlib
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -21,18 +20,3 @@ class LateModule:
 def late_modules(package: str, names: str) -> Iterator[LateModule]:
     """Modules of ``package`` by their names, in one string of words."""
     return (LateModule(f"{package}.{name}") for name in names.split())
-
-
-def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of ``package`` (PEP 562), by its names in each of the ``modules``: words."""
-    homes = {name: module for module, names in modules.items() for name in names.split()}
-
-    def imported(name: str) -> Any:
-        if name not in homes:
-            expected = f"; expected one of {', '.join(sorted(homes))}" if not name.startswith("_") else ""
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{expected}")
-        found = getattr(importlib.import_module(homes[name]), name)
-        setattr(sys.modules[package], name, found)
-        return found
-
-    return imported

@@ -11,7 +11,7 @@ from engines.routing import (
     parse_route,
 )
 from sim.latency.modelfile import default_model
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 NAMES = ["a", "b", "c"]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from loadgen.core.bodyfields import BodyFields, merge_patch, parse_extra_body
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 
 @pytest.mark.parametrize(

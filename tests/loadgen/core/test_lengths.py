@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.core.draws import Stream, draw_each
-from loadgen.core.lengths import UNBOUNDED, LengthDistribution, parse_lengths, quantities
-from tracefile import InputError
+from loadgen.core.lengthdraws import quantities
+from loadgen.core.lengths import UNBOUNDED, LengthDistribution, parse_lengths
+from tracefile.records.errors import InputError
 
 BITS = draw_each(1, Stream.PROMPT_LENGTH, np.arange(50_000, dtype=np.uint64))
 

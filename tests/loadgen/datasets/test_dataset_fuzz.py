@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from loadgen.datasets import DATASETS
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.workload import Workload
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 NAMES = [
     *("messages", "role", "content", "conversations", "conversation", "from", "value", "human", "assistant", "turns"),

@@ -14,7 +14,7 @@ from loadgen.datasets.session import DatasetSession, estimated_tokens
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.shapes import SessionShape
 from loadgen.plan.workload import Workload
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 CHAT = [
     {"role": "system", "content": "be brief"},

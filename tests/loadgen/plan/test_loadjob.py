@@ -16,7 +16,8 @@ from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import LoadJob
 from loadgen.text.prompts import common_prefix
 from tests.tracefile.hashing.tokenwise import tokenwise
-from tracefile import HashKey, Record, RequestId
+from tracefile.hashing.hashkey import HashKey
+from tracefile.records.schema import Record, RequestId
 
 CONFIG = LoadConfig(url="http://x", trace=Path("t"), rate=5.0, number=12, turns=LengthDistribution(1, 3), seed=2)
 

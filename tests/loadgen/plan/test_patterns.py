@@ -10,7 +10,9 @@ import pytest
 
 from loadgen.__main__ import main
 from loadgen.plan.arrivals import read_rate_series
-from tracefile import InputError, Record, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Record
 
 
 def load(engine: Any, trace: Path, flags: str) -> list[Record]:

@@ -12,7 +12,9 @@ from loadgen.plan.shapes import SessionShape, TurnShape
 from loadgen.text.api_messages import chat_messages
 from loadgen.text.prompts import ChatPrompt, Prompt, TextForm
 from loadgen.text.targettext import TargetText, TextMaker, learn_target
-from tracefile import BlockHasher, HashKey, Record, RequestId
+from tracefile.hashing.blockhash import BlockHasher
+from tracefile.hashing.hashkey import HashKey
+from tracefile.records.schema import Record, RequestId
 
 SESSION = SessionShape(
     index=0,

@@ -16,7 +16,9 @@ from loadgen.core.job import Shard, add_shares
 from loadgen.core.lengths import LengthDistribution
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.workload import Workload
-from tracefile import BlockHasher, load_key, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.hashing.blockhash import BlockHasher
+from tracefile.hashing.hashkey import load_key
 
 GROUPS = LoadConfig(
     url="http://x",

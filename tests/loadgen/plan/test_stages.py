@@ -19,7 +19,11 @@ from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import PAUSE_MS, LoadJob, OpenLoad
 from loadgen.plan.stages import outlines, waves
 from loadgen.plan.workload import Workload
-from tracefile import Engine, HashKey, InputError, Meta, Record, RequestId, TraceWriter, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.hashing.hashkey import HashKey
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Engine, Meta, Record, RequestId
 
 SMALL = LoadConfig(
     url="http://x",

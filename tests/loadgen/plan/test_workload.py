@@ -17,7 +17,7 @@ from loadgen.loadflags import parse_config
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import load_name
 from loadgen.plan.workload import Workload
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 BASE = LoadConfig(url="http://x", trace=Path("t"), rate=2.0, number=20, seed=1)
 SESSIONS = replace(

@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.runs.merging import InFlight, Times, merge_parts, part_of, parts_of
-from tracefile import InputError, Meta, Record, RequestId, TraceWriter, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta, Record, RequestId
 
 META = Meta(source="client", model="m", epoch_unix_ns=5)
 

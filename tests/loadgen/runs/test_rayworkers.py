@@ -14,7 +14,7 @@ import pytest
 from loadgen.__main__ import main
 from loadgen.runs.rayworkers import CLOCK_QUESTIONS, clock_ahead_ns
 from tests.jsonoutput import json_of
-from tracefile import load_trace
+from tracefile.files.reading import load_trace
 
 SESSIONS = shlex.split(
     "--pattern multiturn --turns 2 --rate 60 --number 8 --prefix-count 2 --prefix-tokens 40 --prompt-tokens 20:50"

@@ -15,7 +15,7 @@ from loadgen.runs.outcome import RunOutcome
 from loadgen.runs.summary import Summary, end_run
 from measure.tally import Tally
 from tests.measure.metrics.made import request, run_of
-from tracefile import Engine
+from tracefile.records.schema import Engine
 
 
 @pytest.fixture(autouse=True)

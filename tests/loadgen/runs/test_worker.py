@@ -16,7 +16,8 @@ from loadgen.core.request import PlannedRequest, request_headers
 from loadgen.core.settings import RunSettings
 from loadgen.runs.messages import Done, Failed, FromParent, FromWorker, Go, Progress, Ready, Setup
 from loadgen.runs.worker import serve
-from tracefile import Meta, Record, RequestId, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.records.schema import Meta, Record, RequestId
 
 Plan = Callable[[], Iterator[Send]]
 

@@ -17,7 +17,8 @@ import pytest
 from loadgen.__main__ import main
 from tests.jsonoutput import json_of
 from tests.warmstart import WarmPopen, warm_children
-from tracefile import InputError, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.records.errors import InputError
 
 SESSIONS = shlex.split(
     "--pattern multiturn --turns 2 --rate 60 --number 7 --prefix-count 2 --prefix-tokens 40 --prompt-tokens 20:50"

@@ -14,7 +14,7 @@ from loadgen.core.request import PlannedRequest, RequestWriter, request_headers
 from loadgen.sending.exchange import Exchange
 from loadgen.sending.planrun import BUILD_AHEAD_NS, MOST_WAITING, PlanRun
 from measure.tally import Tally
-from tracefile import Record, RequestId
+from tracefile.records.schema import Record, RequestId
 from wire.alarm import LoopWaker
 from wire.url import parse_url
 

@@ -9,7 +9,7 @@ import pytest
 from loadgen.__main__ import main
 from tests.fakes.translating_engine import translating
 from tests.jsonoutput import json_of
-from tracefile import load_trace
+from tracefile.files.reading import load_trace
 
 SESSIONS = shlex.split(
     "--turns 3 --rate 40 --number 6 --prefix-count 2 --prefix-tokens 70 --prompt-tokens 20:50 --output-tokens 8:20"

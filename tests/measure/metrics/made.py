@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from measure.runs import Run, make_run
-from tracefile import Meta, Record, RequestId
+from tracefile.records.schema import Meta, Record, RequestId
 
 
 def request(name: str, arrival_ms: float, **known: Any) -> Record:

@@ -11,7 +11,7 @@ from measure.metrics.hits import count_hits
 from measure.metrics.results import HealthCheck
 from measure.metrics.tables import health_lines
 from tests.measure.metrics.made import request, run_of
-from tracefile import Record
+from tracefile.records.schema import Record
 
 
 def healthy(count: int = 60) -> list[Record]:

@@ -12,7 +12,7 @@ from measure.metrics.tables import upstream_table
 from measure.runs import make_run
 from tests.measure.metrics.made import request, run_of
 from tests.measure.metrics.test_sessions import AGENT
-from tracefile import BlockHash, Engine, Meta, Record
+from tracefile.records.schema import BlockHash, Engine, Meta, Record
 
 
 def test_two_accounts_and_where_they_part() -> None:

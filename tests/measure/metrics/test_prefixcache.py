@@ -8,7 +8,7 @@ from measure.metrics.prefixcache import KNEE_SHARE
 from measure.metrics.results import CacheSize
 from measure.metrics.trace import measure_run, read_run, study_chains
 from tests.measure.metrics.made import request, run_of
-from tracefile import BlockHash, Engine, Record, SessionId
+from tracefile.records.schema import BlockHash, Engine, Record, SessionId
 
 CAPTURE = Path(__file__).parents[3] / "data" / "captures" / "128x2" / "session-short.jsonl.zst"
 

@@ -5,7 +5,7 @@ import pytest
 from measure.metrics.tables import verdict
 from measure.metrics.trace import measure_run
 from tests.measure.metrics.made import request, run_of
-from tracefile import Record, SessionId
+from tracefile.records.schema import Record, SessionId
 
 SAME = {"prompt_tokens": 64, "block_hashes": [1, 2, 3, 4], "ttft_ms": 40.0, "e2e_ms": 50.0}
 TURNS = [

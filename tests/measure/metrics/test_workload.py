@@ -8,7 +8,7 @@ import pytest
 from measure.metrics.results import Rates
 from measure.metrics.workload import measure_workload
 from tests.measure.metrics.made import request, run_of
-from tracefile import Engine, Record, Workload
+from tracefile.records.schema import Engine, Record, Workload
 
 
 def tokens(name: str, span_s: tuple[float, float], counts: tuple[int, int, int], **known: Any) -> Record:

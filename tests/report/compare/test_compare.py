@@ -17,16 +17,11 @@ from report.compare.comparison import CompareConfig, compare
 from report.compare.panels import comparison_cards, comparison_page
 from report.output import render_page
 from report.pages.panels import Card
-from tracefile import (
-    Engine,
-    InputError,
-    Meta,
-    Record,
-    RequestId,
-    TraceWriter,
-    load_trace,
-    trace_digest,
-)
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Engine, Meta, Record, RequestId
 
 MakeTrace = Callable[..., Path]
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"

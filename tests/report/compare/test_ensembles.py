@@ -12,8 +12,9 @@ from measure.survival import CENSORED, EVENT, FAILED, Waits, make_waits
 from report.compare.cells import describe, judge, measure, verdict
 from report.compare.ensembles import coverage, measure_ensemble, middle_run, with_members
 from report.compare.results import CachedAgreement, Coverage, DurationError, PairCohort, QuantileError
-from tracefile import Meta, Record, RequestId, TraceWriter
+from tracefile.files.writing import TraceWriter
 from tracefile.records.arrays import FloatArray
+from tracefile.records.schema import Meta, Record, RequestId
 
 
 def waits_of(*times: float, given_up: tuple[float, ...] = (), failed: tuple[float, ...] = ()) -> Waits:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from measure.sweepindex import SweepRun, write_sweep
-from tracefile import BlockHash, Engine, Meta, Record, RequestId, SessionId, TraceWriter
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import BlockHash, Engine, Meta, Record, RequestId, SessionId
 
 SESSIONS_A_SLOT = 5
 

@@ -14,8 +14,8 @@ from report.grid.points import XY, pareto_set
 from tests.jsonoutput import json_of
 from tests.report.browser import CHROMIUM, figures_drawn
 from tests.report.grid.conftest import A, B, MakeSweep, Pace
-from tracefile import Engine
 from tracefile.records.errors import InputError
+from tracefile.records.schema import Engine
 
 CAPTURES = Path(__file__).parents[3] / "data" / "captures"
 

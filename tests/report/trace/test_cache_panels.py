@@ -9,7 +9,7 @@ from report.trace.cache import size_panel
 from report.trace.measured import Measured
 from tests.measure.metrics.made import request, run_of
 from tests.measure.metrics.test_prefixcache import asked
-from tracefile import Engine, Record
+from tracefile.records.schema import Engine, Record
 
 
 def measured(records: list[Record], **meta: Any) -> Measured:

@@ -11,8 +11,9 @@ from report.__main__ import main
 from sim.__main__ import main as sim_main
 from tests.jsonoutput import json_of
 from tests.report.browser import page_figures
-from tracefile import BlockHash, Engine, Meta, Record, RequestId, SessionId, TraceWriter
 from tracefile.__main__ import main as tracefile_main
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import BlockHash, Engine, Meta, Record, RequestId, SessionId
 
 BLOCK = 16
 META: dict[str, Any] = {

@@ -19,7 +19,7 @@ from tests.measure.metrics.made import request, run_of
 from tests.measure.metrics.test_prefixcache import CAPTURE
 from tests.report.browser import CHROMIUM, figures_drawn, page_figures
 from tests.report.conftest import MakeTrace
-from tracefile import Record, SessionId
+from tracefile.records.schema import Record, SessionId
 
 FIGURES = {"waits", "in-flight", "output-rate", "prompt-rate", "sessions"}
 

@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cache.sequential_pool import REQUEST, BeladyPool, Requests, SequentialPool, lay_out, read_requests
+from sim.cache.belady import BeladyPool
+from sim.vllm.kvcache import single_group_cache
 from sim.workload.chain import Chains, engine_chains, hashed_batches
+from sim.workload.prompts import Prompts, lay_out, read_prompts
 from tests.sim.cache.test_segments import BLOCK, traffic
-from tracefile import BlockHash, Meta, Record, RequestId
 from tracefile.files.reading import open_trace
 from tracefile.records.batches import Batch
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def wanted(records: Sequence[Record], usable: int) -> list[Wanted]:
 
 def belady_hits(records: Sequence[Record], usable: int) -> tuple[list[int], int]:
     some = Batch(list(records))
-    pool = BeladyPool(lay_out(some, some.hashes(), Chains(Meta(block_size=BLOCK))), usable)
+    prompts = lay_out(some, some.hashes(), Chains(Meta(block_size=BLOCK)))
+    pool = BeladyPool(prompts.take(prompts.fit(usable)), usable)
     return pool.run().tolist(), pool.evicted_blocks
 
 
@@ -140,14 +143,18 @@ def test_on_single_objects_it_hits_as_in_libcachesim(size: int, hits: int) -> No
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
         draw = (state >> 33) / 2**31
         keys.append(number % 700 + 10_000 if number % 3 == 0 else int(300 * draw**3))
-    requests = np.zeros(len(keys), REQUEST)
-    requests["first_key"] = np.arange(len(keys))
-    for name in ("known_keys", "prompt_blocks", "most_hits", "full_blocks", "num_blocks"):
-        requests[name] = 1
-    nothing = np.zeros(len(keys), np.int64)
-    assert (
-        BeladyPool(Requests(nothing, nothing, nothing, np.array(keys, np.uint64), requests), size).run().sum() == hits
+    zero, one = np.zeros(len(keys), np.int64), np.ones(len(keys), np.int64)
+    prompts = Prompts(
+        block_size=4,
+        prompt_tokens=5 * one,
+        computed_tokens=4 * one,
+        unread=zero,
+        turn=zero,
+        arrival_ms=np.zeros(len(keys)),
+        known=one,
+        keys=np.array(keys, np.uint64),
     )
+    assert BeladyPool(prompts, size).run().sum() == hits
 
 
 ROOT = Path(__file__).parents[3]
@@ -163,8 +170,8 @@ def test_the_engines_pool_hits_no_more_than_the_bound_at_any_size(trace: str) ->
         path = Path(folder) / "mooncake" / "conversation_trace.jsonl"
     with open_trace(path) as reader:
         chains = engine_chains(reader.meta, None)
-        requests = read_requests(hashed_batches(reader), chains)
+        prompts = read_prompts(hashed_batches(reader), chains)
     for factor in (1, 2, 4, 16, 64):
-        usable = factor * int(requests.requests["num_blocks"].max())
-        bound = int(BeladyPool(requests, usable).run().sum())
-        assert bound >= int(SequentialPool(requests, usable).run().sum()) > 0, usable
+        usable, size = factor * int(prompts.num_blocks.max()), prompts.block_size
+        bound, cache = int(BeladyPool(prompts, usable).run().sum()), single_group_cache(size, usable)
+        assert bound >= sum(cache.serve_alone(request) for request in prompts.requests()) // size > 0, usable

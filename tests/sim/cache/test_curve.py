@@ -15,8 +15,9 @@ from sim.__main__ import main
 from sim.cache.reuse import measure_reuse
 from sim.workload.accesses import read_accesses
 from tests.sim.cache.packed import in_order
-from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter
+from tracefile.files.writing import TraceWriter
 from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 SIX = Path(__file__).parent.parent / "data" / "six_requests.jsonl"
 Prompt = tuple[list[int], int]

@@ -15,9 +15,12 @@ from sim.vllm.config import EngineConfig
 from sim.workload.accesses import read_accesses
 from sim.workload.arrivals import plan_arrivals
 from sim.workload.chain import Chains, tokens_computed
+from tests.sim.oracles.arrival import objects
 from tests.sim.oracles.sequential import compiled_hits
 from tests.sim.oracles.simulation import simulate
-from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 CAPTURES = Path(__file__).parents[3] / "data" / "captures"
 META = Meta(block_size=4)
@@ -97,7 +100,7 @@ def test_no_engine_first_come_first_served_hits_more_than_the_maximum(
 ) -> None:
     """With several requests at once, chunked prefill and preemption; hits count at a request's first admission."""
     records = load(random.Random(seed), requests, spacing_ms)
-    runs = simulate(plan_arrivals(META, records, config.block_size).objects(), config, make_model(STEP, config)).runs
+    runs = simulate(objects(plan_arrivals(META, records, config.block_size)), config, make_model(STEP, config)).runs
     # The order of the engine's queue: behind parallel API servers a short prompt may overtake a long one.
     entered = [run.arrival_ms if run.entry_ms is None else run.entry_ms for run in runs]
     records = [

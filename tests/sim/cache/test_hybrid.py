@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.cache.hybrid import CAUSES, Prompts, count_hits, empty_cache, names_of, run_pool, unlimited
-from sim.cache.sequential_pool import REQUEST
+from sim.cache.hybrid import CAUSES, count_hits, empty_cache, names_of
 from sim.vllm.kvgroups import parse_groups
+from sim.workload.prompts import Prompts
 from tests.sim.oracles.hybrid_pool import HybridPool
 from tests.sim.oracles.readable.request import Request
 from tests.sim.vllm.test_hybrid_oracle import make_hybrid
@@ -77,29 +77,37 @@ def test_one_group_is_the_simple_pool(blocks: str, hits: int, capsys: pytest.Cap
 
 def as_requests(prompts: Prompts) -> list[Request]:
     """The same requests for the readable cache."""
+    columns = (prompts.prompt_tokens, prompts.computed_tokens, prompts.unread)
     return [
         Request(
-            str(place),
-            int(prompts.tokens[place]),
-            int(prompts.last_token[place] - prompts.tokens[place]),
-            prompts.keys[one["first_key"] : one["first_key"] + one["known_keys"]].tolist(),
-            prompt_logprobs=bool(one["prompt_logprobs"]),
+            str(place), tokens, computed + 1 - tokens, prompts.keys[first:end].tolist(), prompt_logprobs=bool(unread)
         )
-        for place, one in enumerate(prompts.requests)
+        for place, (tokens, computed, unread, first, end) in enumerate(
+            zip(*(column.tolist() for column in columns), prompts.starts[:-1], prompts.starts[1:], strict=True)
+        )
     ]
+
+
+def make_prompts(unit: int, tokens: list[int], outputs: list[int], unread: list[bool], chains: Any) -> Prompts:
+    """Requests of these lengths and known keys."""
+    prompt_tokens = np.array(tokens, np.int64)
+    return Prompts(
+        block_size=unit,
+        prompt_tokens=prompt_tokens,
+        computed_tokens=prompt_tokens + np.array(outputs, np.int64) - 1,
+        unread=np.array(unread, np.int64),
+        turn=np.zeros(len(tokens), np.int64),
+        arrival_ms=np.zeros(len(tokens)),
+        known=np.array([len(chain) for chain in chains], np.int64),
+        keys=np.array([key for chain in chains for key in chain], np.uint64),
+    )
 
 
 def prompts_of(workload: dict[str, Any]) -> Prompts:
     keys, unit, specs = Keys(), workload["config"]["block_size"], workload["requests"]
-    chains = [keys.chain(one, unit) for one in specs]
-    requests = np.zeros(len(specs), REQUEST)
-    tokens = np.array([len(one["prompt"]) for one in specs])
-    last_token = tokens + [len(one["output"]) for one in specs]
-    requests["known_keys"] = [len(chain) for chain in chains]
-    requests["first_key"] = np.cumsum(requests["known_keys"]) - requests["known_keys"]
-    requests["prompt_logprobs"] = [one["prompt_logprobs"] for one in specs]
-    whole = np.array([key for chain in chains for key in chain], np.uint64)
-    return Prompts(requests, whole, tokens, last_token, np.zeros(len(specs), np.int64), unit)
+    tokens, outputs = ([len(one[name]) for one in specs] for name in ("prompt", "output"))
+    unread = [one["prompt_logprobs"] for one in specs]
+    return make_prompts(unit, tokens, outputs, unread, [keys.chain(one, unit) for one in specs])
 
 
 @given(seed=st.integers(0, 10**6), blocks=st.sampled_from([60, 90, 150]))
@@ -109,8 +117,8 @@ def test_hits_are_the_readable_caches(seed: int, blocks: int) -> None:
     workload = make_hybrid(seed)
     layout, prompts = parse_groups(workload["config"]["kv_groups"]), prompts_of(workload)
     cache, readable, names = empty_cache(layout, blocks), HybridPool(layout, blocks), names_of(layout)
-    hits = run_pool(prompts, cache, np.full(len(prompts.tokens), 10**6))
-    for request, tokens, form in zip(as_requests(prompts), hits.tokens.tolist(), hits.form.tolist(), strict=True):
+    for request, again in zip(as_requests(prompts), prompts.requests(), strict=True):
+        form, tokens = cache.shortest_form(again), cache.serve_alone(again)
         assert readable.run(request, 10**6) == (None if tokens < 0 else (tokens, names[form]))
     queue, block = [], cache.pool.null.after
     while block is not cache.pool.null:
@@ -139,7 +147,7 @@ def test_one_at_a_time_hits_are_the_schedulers(seed: int) -> None:
         assert found is not None
         assert found[0] == request.cached_tokens
     assert alone.scheduler.pool.num_free == stepped.pool.num_free
-    counts = count_hits(prompts, layout, 150, unlimited(prompts, layout))
+    counts = count_hits(prompts, np.zeros(len(prompts), np.int64), layout, 150)
     assert sum(counts.tokens[cause] for cause in CAUSES) == counts.input_tokens
 
 
@@ -148,14 +156,9 @@ def test_causes_add_up() -> None:
     layout = parse_groups("full:8+window(24):8*2+eagle")
     shared = [rng.randrange(0, 12) for _ in range(40)]
     keys = [[*range(count), *(rng.randrange(10**9) for _ in range(40))] for count in shared]
-    requests = np.zeros(40, REQUEST)
     tokens = np.array([rng.randrange(1, 120) for _ in range(40)])
-    requests["known_keys"] = [len(chain) for chain in keys]
-    requests["first_key"] = np.cumsum(requests["known_keys"]) - requests["known_keys"]
-    whole = np.array([key for chain in keys for key in chain], np.uint64)
-    seen = np.minimum(8 * np.array(shared), tokens)
-    prompts = Prompts(requests, whole, tokens, tokens + 3, seen, 8)
-    counts = count_hits(prompts, layout, 80, unlimited(prompts, layout))
+    prompts = make_prompts(8, tokens.tolist(), [3] * 40, [False] * 40, keys)
+    counts = count_hits(prompts, np.minimum(8 * np.array(shared), tokens), layout, 80)
     assert sum(counts.tokens[cause] for cause in CAUSES) == counts.input_tokens == tokens.sum()
     assert counts.tokens["evicted"] > 0
     assert min(counts.tokens[cause] for cause in CAUSES) >= 0

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.cache.misses import CAUSES, Prompts, attribute, lay_out
+from sim.cache.misses import CAUSES, attribute
 from sim.workload.chain import Chains, hashed_batches, tokens_computed
+from sim.workload.prompts import Prompts, lay_out, read_prompts
 from tests.sim.oracles.readable.pool import BlockPool
 from tests.sim.oracles.sequential import plain_hits
 from tracefile.files.reading import open_trace
@@ -107,7 +108,7 @@ class SlowAttribution:
 
 def prompts(records: list[Record]) -> Prompts:
     batch = Batch(records)
-    return lay_out([(batch, batch.hashes())], Chains(META))
+    return lay_out(batch, batch.hashes(), Chains(META))
 
 
 @settings(max_examples=80, deadline=None)
@@ -147,7 +148,7 @@ def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_mooncake_hits_are_those_of_sim_pool(mooncake: Path) -> None:
     with open_trace(mooncake) as reader:
-        found = attribute(lay_out(hashed_batches(reader), Chains(reader.meta)), 10_000)
+        found = attribute(read_prompts(hashed_batches(reader), Chains(reader.meta)), 10_000)
     assert found.total.tokens["hit"] == 61_238 * 512
     assert found.total.input_tokens == 144_793_823
     assert found.total.tokens["hit"] + found.total.tokens["evicted"] == 105_592 * 512

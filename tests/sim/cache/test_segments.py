@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from sim.workload.chain import Chains
 from tests.sim.oracles.sequential import compiled_hits, plain_hits
-from tracefile import BlockHash, InputError, Meta, Record, RequestId
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 BLOCK = 4
 

@@ -16,11 +16,13 @@ from sim.latency.noise import LEVELS, Noise
 from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvcache import SingleGroupCache
-from sim.workload.arrivals import Arrival, plan_arrivals
+from sim.workload.arrivals import plan_arrivals
+from tests.sim.oracles.arrival import Arrival, objects
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import Simulation, columns, simulate
-from tracefile import BlockHash, Meta, Record, RequestId, load_trace
+from tracefile.files.reading import load_trace
 from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 STEP = {
     "t0_ms": 4.3,
@@ -98,7 +100,7 @@ def outcome(simulation: Simulation) -> list[object]:
 
 
 def plan(records: list[Record], block_size: int) -> list[Arrival]:
-    return plan_arrivals(Meta(block_size=4), records, block_size, replay_sessions=True).objects()
+    return objects(plan_arrivals(Meta(block_size=4), records, block_size, replay_sessions=True))
 
 
 CONFIGS = st.builds(
@@ -173,7 +175,7 @@ def test_what_it_keeps_follows_branches_and_not_blocks() -> None:
         ]
         config = EngineConfig(num_gpu_blocks=300 * parts, block_size=64 // parts)
         model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
-        arrivals = plan_arrivals(Meta(block_size=64 // parts), records, 64 // parts).objects()
+        arrivals = objects(plan_arrivals(Meta(block_size=64 // parts), records, 64 // parts))
         cache = run_engine(columns(arrivals), config, model).engine.scheduler.cache
         assert isinstance(cache, SingleGroupCache)
         free, copy = 0, cache.pool._queue.after
@@ -191,7 +193,7 @@ def test_known_answers(mooncake: Path, usable: int, hit_blocks: int) -> None:
     apart = [msgspec.structs.replace(record, arrival_ms=1e7 * place) for place, record in enumerate(records)]
     config = EngineConfig(num_gpu_blocks=usable + 1, block_size=512, max_num_batched_tokens=8192)
     model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
-    simulation = simulate(plan_arrivals(meta, apart, 512).objects(), config, model)
+    simulation = simulate(objects(plan_arrivals(meta, apart, 512)), config, model)
     assert simulation.prefix.hit_tokens == 512 * hit_blocks
 
 
@@ -215,5 +217,5 @@ def test_a_shared_core_ends_its_work_far_from_the_start() -> None:
     arrivals = plan_arrivals(Meta(block_size=4), records, config.block_size)
     run = run_engine(arrivals, config, model)
     assert np.isfinite([request.ttft_ms for request in run.requests]).all()
-    objects = arrivals.objects()
-    assert outcome(simulate(objects, config, model)) == outcome(Engine(objects, config, model).run())
+    each = objects(arrivals)
+    assert outcome(simulate(each, config, model)) == outcome(Engine(each, config, model).run())

@@ -11,9 +11,10 @@ from sim.latency.modelfile import Model, make_model
 from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import plan_arrivals
+from tests.sim.oracles.arrival import objects
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import Simulation, predicted_records
-from tracefile import BlockHash, Meta, Record, RequestId, SessionId
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId, SessionId
 
 CONFIG = EngineConfig(
     num_gpu_blocks=101, block_size=4, max_num_seqs=4, max_num_batched_tokens=16, async_scheduling=False
@@ -41,7 +42,7 @@ def simulate(records: list[Record], model: Model = MODEL, **options: object) -> 
     config = options.pop("config", model.engine)
     assert isinstance(config, EngineConfig)
     plan_options = {name: options.pop(name) for name in ("cold_prompts", "replay_sessions") if name in options}
-    arrivals = plan_arrivals(Meta(block_size=4), records, config.block_size, **plan_options).objects()  # type: ignore[arg-type]
+    arrivals = objects(plan_arrivals(Meta(block_size=4), records, config.block_size, **plan_options))  # type: ignore[arg-type]
     simulation = Engine(arrivals, config, model, **options).run()  # type: ignore[arg-type]
     simulation.timeline.check_integrity()
     return simulation

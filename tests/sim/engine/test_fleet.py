@@ -19,7 +19,7 @@ from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import NOISE, STEP, load
 from tests.sim.fleets import RUN_FIELDS, make_request, routed, runs_of
-from tracefile import Meta, Record, RequestId
+from tracefile.records.schema import Meta, Record, RequestId
 
 SEED = 7
 
@@ -141,7 +141,7 @@ def test_an_engine_that_dies_moves_requests_without_a_token_and_breaks_streams()
     assert runs["arrival_ms"][3] == 3.0  # its wait counts from its first arrival
     assert runs["arrival_ms"][3] + runs["ttft_ms"][3] > at_ms
     records_of = {one.record.request_id: one for one in dispatch.load.results()}
-    assert records_of[RequestId("r1")].outcome == "lost"
+    assert records_of[RequestId("r1")].request.outcome == outcomes.LOST
     assert [one.record.upstream for _, one in sorted(records_of.items())] == ["0", "1", "0", "0"]
 
 

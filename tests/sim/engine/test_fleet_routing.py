@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from engines.routing.costs import routing_costs
 from engines.routing.routes import make_router, parse_route
 from sim.engine.dispatch import RoutedLoad
-from sim.engine.fleetplan import FleetPlan, run_fleet
+from sim.engine.fleetplan import FleetPlan
+from sim.engine.fleetrun import run_fleet
 from sim.engine.fleets import FleetEngine
 from sim.engine.simulatedrequest import OUTCOMES
 from sim.latency.modelfile import make_model
@@ -19,8 +20,9 @@ from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import NOISE, STEP, load
+from tests.sim.oracles.arrival import objects
 from tests.sim.oracles.slow_fleet import SlowFleet
-from tracefile import Meta, SessionId
+from tracefile.records.schema import Meta, SessionId
 
 MODEL_COSTS = {**STEP, "frontend_base_ms": 1.1, "frontend_ms_per_prompt_token": 0.07}
 ROUTES = st.one_of(
@@ -70,7 +72,7 @@ def test_sessions_over_engines_equal_the_slow_fleet(arrivals: Arrivals, engines:
     is_shared = engines[0].model.frontend_placement == "shared_core"
     speeds = [1.0, 0.5, 1.0][: len(engines)] if mixed else []
     router = make_router(parse_route(route), names, capacity_blocks=59, costs=costs, speeds=speeds)
-    slow = SlowFleet(arrivals.objects(), engines, router, 7)
+    slow = SlowFleet(objects(arrivals), engines, router, 7)
     slow.run()
     requests = found.load.requests
     assert {place: engine for place, engine in enumerate(found.engine_of) if engine >= 0} == slow.engine_of

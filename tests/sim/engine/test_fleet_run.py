@@ -6,7 +6,7 @@ import pytest
 
 from sim.__main__ import main
 from sim.latency.modelfile import default_model, save_model
-from tracefile import load_trace
+from tracefile.files.reading import load_trace
 from tracefile.records.errors import InputError
 
 TRACE = str(Path(__file__).parents[1] / "data" / "six_requests.jsonl")

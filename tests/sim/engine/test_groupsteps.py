@@ -9,13 +9,15 @@ from sim.engine.deployment import Deployment
 from sim.latency.modelfile import Model, make_model
 from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import Arrival, plan_arrivals
+from sim.workload.arrivals import plan_arrivals
 from tests.sim.engine.test_compiled import NOISE, STEP, load, outcome
+from tests.sim.oracles.arrival import Arrival, objects
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import simulate
 from tests.sim.vllm.test_hybrid_oracle import make_hybrid
 from tests.sim.vllm.test_vllm_oracle import our_config
-from tracefile import InputError, Meta
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta
 
 
 def case(seed: int, requests: int) -> tuple[list[Arrival], EngineConfig, Model]:
@@ -25,7 +27,7 @@ def case(seed: int, requests: int) -> tuple[list[Arrival], EngineConfig, Model]:
     arrivals = plan_arrivals(Meta(block_size=4), records, config.block_size, replay_sessions=True)
     costs = {**STEP, "frontend_base_ms": 1.5, "frontend_ms_per_prompt_token": 0.02}
     placements = get_args(FrontendPlacement)
-    return arrivals.objects(), config, make_model(costs, config, NOISE, placements[seed % len(placements)])
+    return objects(arrivals), config, make_model(costs, config, NOISE, placements[seed % len(placements)])
 
 
 def test_every_bit_is_the_readable_schedulers() -> None:

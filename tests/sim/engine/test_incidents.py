@@ -8,8 +8,8 @@ from sim.engine.incidents import Deploy, Incident, Kill, ScaleUp, check_events, 
 from sim.engine.simulatedrequest import OUTCOMES
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.fleets import make_request, routed, runs_of
-from tracefile import Meta
 from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta
 
 
 def steady(requests: int, every_ms: float) -> Arrivals:

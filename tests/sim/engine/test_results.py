@@ -15,9 +15,10 @@ from sim.workload.arrivalorder import by_arrival, by_session
 from sim.workload.arrivals import NOBODY, plan_arrivals
 from tests.sim.engine.test_compiled import CONFIGS, STEP
 from tests.sim.fleets import make_request
+from tests.sim.oracles.arrival import objects
 from tests.sim.oracles.simulation import result_of, simulate
-from tracefile import Meta
 from tracefile.records.batches import Batch
+from tracefile.records.schema import Meta
 
 
 @given(st.lists(st.integers(0, 10**10), max_size=20), st.lists(st.booleans(), min_size=21, max_size=21))
@@ -40,11 +41,11 @@ def test_records_are_in_order_of_their_ends_with_the_requests_in_flight(
     config: EngineConfig, times_ms: list[float]
 ) -> None:
     records = [make_request(n, arrival_ms=at_ms, prompt=9 + n, output=3) for n, at_ms in enumerate(times_ms)]
-    arrivals = plan_arrivals(Meta(block_size=4), records, config.block_size).objects()
+    arrivals = objects(plan_arrivals(Meta(block_size=4), records, config.block_size))
     results = [
         result_of(one, number) for number, one in enumerate(simulate(arrivals, config, make_model(STEP, config)).runs)
     ]
-    spans_ms = [(one.arrival_ms, one.arrival_ms + (one.e2e_ms or 0.0)) for one in results]
+    spans_ms = [(one.request.arrival_ms, one.request.end_ms()) for one in results]
     found = finished_records(results, config.block_size)
     assert [one.end_ms() for one in found] == sorted(one.end_ms() or 0.0 for one in found)
     for record in found:

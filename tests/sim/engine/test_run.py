@@ -11,7 +11,11 @@ from sim.__main__ import main
 from sim.latency.fittraces import FitTrace
 from sim.latency.modelfile import Model, default_model, model_digest, save_model
 from sim.latency.noise import LEVELS, Noise
-from tracefile import Engine, InputError, Meta, Record, TraceWriter, load_trace, trace_digest
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Engine, Meta, Record
 
 NOISE = Noise(
     step_log_ratio=(tuple(0.05 * (place - 7) for place in range(len(LEVELS))),),

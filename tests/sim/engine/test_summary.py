@@ -3,7 +3,7 @@
 import pytest
 
 from sim.engine.run import Summary, summarise
-from tracefile import Record, RequestId
+from tracefile.records.schema import Record, RequestId
 
 
 def summary_of(spans_ms: list[tuple[float, float]]) -> Summary:

@@ -17,8 +17,8 @@ from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.engine.test_compiled import load
 from tests.sim.fleets import COSTS
-from tracefile import BlockHash, Meta, Record, RequestId
 from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 CONFIG = EngineConfig(block_size=4, num_gpu_blocks=6, max_num_seqs=8, max_num_batched_tokens=64, async_scheduling=False)
 LINK: dict[str, Any] = {"kv_bytes_per_token": 1_000_000, "host_gb_per_s": 1.0, "host_latency_ms": 2.0}

@@ -17,7 +17,8 @@ from sim.latency.modelfile import Model, default_model
 from sim.latency.noise import LEVELS, Noise
 from sim.workload.arrivals import plan_arrivals
 from tests.sim.synthetic import engine_of
-from tracefile import BlockHash, Meta, Record, RequestId, SessionId, TraceWriter
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId, SessionId
 
 BLOCK = 32
 SPREAD = 0.1

@@ -1,19 +1,22 @@
 """``sim audit``: reported cached tokens against the rules, and causes that are found by trying."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from sim.__main__ import main
+from sim.engine.simulatedrequest import SimulatedRequest
 from sim.fit import audit
-from sim.fit.schedule import Admitted, Reconstruction
-from sim.workload.arrivals import Arrival
+from sim.fit.schedule import Reconstruction
 from tests.sim import captured_loads
-from tracefile import Engine, InputError, Record, RequestId, TraceWriter
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Engine, Record
 
 SEED = 5
 
@@ -114,10 +117,10 @@ def changed(record: Record, cached_tokens: int) -> Record:
     return msgspec.structs.replace(record, cached_tokens=cached_tokens)
 
 
-def admitted(hashes: list[int], reported: int, cached: int) -> Admitted:
-    record = Record(request_id=RequestId("r"), cached_tokens=reported)
-    arrival = Arrival(record, "runs", 4 * len(hashes) + 1, 1, hashes, 0.0)
-    return replace(Admitted(arrival), request=arrival.request(0), cached_tokens=cached)
+def admitted(hashes: list[int], cached: int) -> SimulatedRequest:
+    request = SimulatedRequest("r", 4 * len(hashes) + 1, 1, vec[i64](hashes), known_keys=len(hashes))
+    request.has_arrived, request.cached_tokens = True, cached
+    return request
 
 
 def test_a_hit_of_the_whole_known_chain_is_not_beyond_the_trace() -> None:
@@ -129,5 +132,6 @@ def test_a_hit_of_the_whole_known_chain_is_not_beyond_the_trace() -> None:
         ([1, 2, 3], 7, "reported is no multiple of 4: another block size"),
         ([9], 4, None),
     ):
-        outcomes = [admitted([1, 2], reported, 4), admitted(others, 0, 0)]
-        assert audit._beyond_the_trace(0, Reconstruction(outcomes, 0, 0, 0, []), 4) == said
+        requests = [admitted([1, 2], 4), admitted(others, 0)]
+        found = Reconstruction(requests, [0, 0], 0, 0, 0, [])
+        assert audit._beyond_the_trace(requests[0], reported, found, 4) == said

@@ -3,10 +3,9 @@
 import msgspec
 import pytest
 
-from sim.fit.capturedschedule import reconstruct
 from sim.vllm.config import EngineConfig
 from tests.sim import captured_loads
-from tracefile import BlockHash, Record, RequestId
+from tracefile.records.schema import BlockHash, Record, RequestId
 
 
 @pytest.mark.parametrize(
@@ -20,9 +19,9 @@ def test_admissions_are_the_engines_own(seeds: range, ahead: bool, late_ms: floa
         asked = captured_loads.RandomLoad(seed).records(50)
         truth = captured_loads.captured(asked, engine, frontend_ms=frontend_ms)
         seen = captured_loads.late_reads(truth, seed, late_ms) if late_ms else truth
-        found = reconstruct(captured_loads.arrivals_of(seen), engine)
+        found = captured_loads.reconstructed(seen, engine)
         assert ahead or late_ms or found.evicted_blocks > 0  # else nothing was put to the test
-        assert [outcome.cached_tokens for outcome in found.outcomes] == [record.cached_tokens for record in truth]
+        assert [request.cached_tokens for request in found.requests] == [record.cached_tokens for record in truth]
 
 
 def test_preemptions_come_out_of_the_rules() -> None:
@@ -32,16 +31,16 @@ def test_preemptions_come_out_of_the_rules() -> None:
     truth = captured_loads.captured(records, engine)
     assert sorted(record.preemptions or 0 for record in truth) == [0, 1]
     blind = [msgspec.structs.replace(record, preemptions=None, queue_ms=None) for record in truth]
-    found = reconstruct(captured_loads.arrivals_of(blind), engine)
-    assert [outcome.preemptions for outcome in found.outcomes] == [record.preemptions for record in truth]
+    found = captured_loads.reconstructed(blind, engine)
+    assert [request.preemptions for request in found.requests] == [record.preemptions for record in truth]
 
 
 def test_reported_cached_tokens_are_not_looked_at() -> None:
     engine = captured_loads.random_engine(3)
     truth = captured_loads.captured(captured_loads.RandomLoad(3).records(30), engine)
     wrong = [msgspec.structs.replace(record, cached_tokens=0) for record in truth]
-    found = reconstruct(captured_loads.arrivals_of(wrong), engine)
-    assert [outcome.cached_tokens for outcome in found.outcomes] == [record.cached_tokens for record in truth]
+    found = captured_loads.reconstructed(wrong, engine)
+    assert [request.cached_tokens for request in found.requests] == [record.cached_tokens for record in truth]
 
 
 def test_blocks_are_back_when_the_client_has_left() -> None:
@@ -53,9 +52,9 @@ def test_blocks_are_back_when_the_client_has_left() -> None:
     )
     big = served(asked("b", 20.0, 159, 1, 11), ttft_ms=30.0)
     again = served(asked("c", 100.0, 60, 1, 1), ttft_ms=10.0)
-    found = reconstruct(captured_loads.arrivals_of([left, big, again]), engine)
-    assert [outcome.admitted_ms for outcome in found.outcomes] == [0.0, 20.0, 100.0]
-    assert [outcome.cached_tokens for outcome in found.outcomes] == [0, 0, 0]
+    found = captured_loads.reconstructed([left, big, again], engine)
+    assert [request.admitted_ms for request in found.requests] == [0.0, 20.0, 100.0]
+    assert [request.cached_tokens for request in found.requests] == [0, 0, 0]
 
 
 def test_a_client_that_stays_without_a_token_keeps_its_blocks() -> None:
@@ -66,8 +65,8 @@ def test_a_client_that_stays_without_a_token_keeps_its_blocks() -> None:
         **{"status": "client_abort", "ttft_ms": 10.0, "e2e_ms": 1000.0, "output_tokens": 1, "max_tokens": 100},
     )
     big = served(asked("b", 500.0, 159, 1, 11), ttft_ms=520.0)
-    found = reconstruct(captured_loads.arrivals_of([stays, big]), engine)
-    assert [outcome.admitted_ms for outcome in found.outcomes] == [0.0, 1000.0]
+    found = captured_loads.reconstructed([stays, big], engine)
+    assert [request.admitted_ms for request in found.requests] == [0.0, 1000.0]
 
 
 def test_a_response_in_one_piece_keeps_its_blocks_to_its_end() -> None:
@@ -75,8 +74,8 @@ def test_a_response_in_one_piece_keeps_its_blocks_to_its_end() -> None:
     engine = EngineConfig(num_gpu_blocks=40, block_size=32, async_scheduling=False)
     whole = msgspec.structs.replace(asked("a", 0.0, 70, 20, 1), stream=False, e2e_ms=400.0)
     beside = served(asked("b", 200.0, 70, 1, 1), ttft_ms=20.0)
-    found = reconstruct(captured_loads.arrivals_of([whole, beside]), engine)
-    assert [outcome.cached_tokens for outcome in found.outcomes] == [0, 64]
+    found = captured_loads.reconstructed([whole, beside], engine)
+    assert [request.cached_tokens for request in found.requests] == [0, 64]
 
 
 def asked(name: str, arrival_ms: float, prompt: int, output: int, first: int) -> Record:

@@ -1,18 +1,18 @@
 """Hits as a capture reports them: as many as reported, on blocks that other requests hold where contents agree."""
 
-import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from sim.engine.simulation import request_columns, simulate
-from sim.fit.variants import factual_arrivals, with_factual_hits
+from measure.cache.vectors import floats
+from sim.engine.simulation import simulate
+from sim.fit.variants import Capture, factual_columns
 from sim.latency.modelfile import make_model
 from sim.latency.stepcost import KV_TOKENS, REPEATED_KV_TOKENS
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvcache import FactualCache
 from sim.vllm.request import Request
 from sim.workload.arrivals import plan_arrivals
-from tracefile import BlockHash, Meta, Record, RequestId
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 SIZE = 16
 CHAIN = [BlockHash(number) for number in (101, 102, 103, 104)]
@@ -29,6 +29,11 @@ def asked(name: str, arrival_ms: float, cached: int) -> Record:
         cached_tokens=cached,
         block_hashes=list(CHAIN),
     )
+
+
+def captured(records: list[Record]) -> Capture:
+    arrivals = plan_arrivals(Meta(block_size=SIZE), records, SIZE, path="t")
+    return Capture(records, arrivals, [record.cached_tokens or 0 for record in records], None)
 
 
 def request(name: str, cached: int) -> Request:
@@ -59,25 +64,22 @@ def test_a_capture_whose_hits_have_keys_unknown_gets_keys_of_its_own() -> None:
     records = [asked("a", 0.0, 0), asked("b", 0.0, 48)]
     for record in records:
         record.block_hashes = record.block_hashes[:2] if record.block_hashes else None
-    columns = plan_arrivals(Meta(block_size=SIZE), records, SIZE, path="t")
-    own, hits = with_factual_hits(columns, SIZE, np.array([0, 48]))
-    arrivals = factual_arrivals(columns.objects(), own, hits)
-    assert [(len(one.hashes), one.hit_limit) for one in arrivals] == [(0, 0), (3, 3)]
+    requests = factual_columns(captured(records), SIZE)[1].make(floats([1.0, 1.0]))
+    assert [(one.known_keys, one.hit_limit) for one in requests] == [(0, 0), (3, 3)]
     cache = FactualCache(SIZE)
-    assert [cache.look_up(one.request(place)) for place, one in enumerate(arrivals)] == [0, 48]
+    assert [cache.look_up(one) for one in requests] == [0, 48]
 
 
 def test_the_step_loop_shares_reported_hits_too() -> None:
     """Two requests at once that hit three blocks each: one of the two reads is repeated."""
     records = [asked("a", 0.0, 48), asked("b", 0.0, 48)]
-    columns = plan_arrivals(Meta(block_size=SIZE), records, SIZE, path="t")
     config = EngineConfig(num_gpu_blocks=100, block_size=SIZE, async_scheduling=False)
-    arrivals, hits = with_factual_hits(columns, SIZE, np.array([48, 48]))
+    arrivals, columns = factual_columns(captured(records), SIZE)
     simulation = simulate(
         arrivals,
         config,
         make_model({"t0_ms": 1.0}, config),
-        columns=request_columns(arrivals, SIZE, hits),
+        columns=columns,
         cache=FactualCache(SIZE),
         keeps_rows=True,
     )

@@ -25,8 +25,11 @@ from sim.latency.noise import LEVELS, Noise
 from sim.latency.stepcost import CHUNKS, RECEIVED
 from sim.latency.terms import TERMS
 from tests.sim.synthetic import engine_of
-from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
 from tracefile.records.arrays import FloatArray
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Engine, Meta, Record, RequestId
 
 
 def write(path: Path, records: list[Record], engine: Engine | None) -> Path:

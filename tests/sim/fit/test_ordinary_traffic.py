@@ -10,7 +10,7 @@ from sim.forecast.saturation import beyond_fit, open_parameters, run_point
 from sim.latency.modelfile import Model
 from sim.workload.arrivals import plan_arrivals
 from tests.sim.fit import knownengine
-from tracefile import load_trace
+from tracefile.files.reading import load_trace
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,13 @@ from sim.__main__ import main
 from sim.fit.pace import capture_steps, describe_pace, measure_pace, with_pace
 from sim.latency.modelfile import Model, default_model, load_model, save_model
 from sim.workload.arrivals import plan_arrivals
+from tests.sim.oracles.arrival import objects
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import predicted_records
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 BLOCK_SIZE = 32
 OVERLAPPING_MS = [400.0 * number if number < 12 else 20_000.0 for number in range(32)]
@@ -36,7 +40,7 @@ def capture(path: Path, model: Model, arrivals_ms: Sequence[float] = OVERLAPPING
                 output_block_hashes=hashes[5:7],
             )
         )
-    simulation = Engine(plan_arrivals(meta, records, BLOCK_SIZE).objects(), model.engine, model).run()
+    simulation = Engine(objects(plan_arrivals(meta, records, BLOCK_SIZE)), model.engine, model).run()
     with TraceWriter(path, meta) as writer:
         for record in predicted_records(simulation):
             writer.write(record)

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -14,7 +14,8 @@ from report.compare.ensembles import closer, judge_baselines, losing_p
 from report.compare.results import DurationError, QuantileError
 from sim.forecast.baselines import LINE, predictors, queued, service_ms
 from sim.latency.modelfile import Baseline, default_model
-from tracefile import Meta, Record, RequestId, TraceWriter
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import Meta, Record, RequestId
 
 MODEL = msgspec.structs.replace(
     default_model(),

@@ -10,7 +10,11 @@ import pytest
 from sim.__main__ import main
 from sim.latency.modelfile import default_model, load_model
 from sim.latency.verdicts import read_verdicts
-from tracefile import Engine, InputError, Meta, TraceWriter, load_trace, trace_digest
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Engine, Meta
 
 STEP = ("--max-num-seqs", "256", "--max-num-batched-tokens", "2048", "--no-async-scheduling")
 QUICK = ("--bootstrap", "20", "--members", "6")

@@ -11,7 +11,7 @@ from sim.forecast.limits import KEYS, judge, parse_limit
 from sim.forecast.results import ForecastPoint
 from sim.latency.modelfile import default_model, save_model
 from tests.sim.forecast.conftest import write_shared
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 
 def row(name: str, **measures: Measure) -> ForecastPoint:

@@ -13,8 +13,9 @@ from sim.forecast.ensemble import forecast, interval, members
 from sim.latency.modelfile import Model, default_model
 from sim.latency.stepcost import DECODES, RECEIVED, STEPS
 from sim.workload.arrivals import Arrivals, plan_arrivals
+from tests.sim.oracles.arrival import objects
 from tests.sim.oracles.simulation import simulate
-from tracefile import Meta, Record, RequestId
+from tracefile.records.schema import Meta, Record, RequestId
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_a_member_is_the_same_run_as_by_itself(arrivals: Arrivals) -> None:
     found = forecast(arrivals, model.engine, drawn, seed=None)
     assert found.members == 4
     for number, member in enumerate(drawn):
-        alone = simulate(arrivals.objects(), model.engine, member)
+        alone = simulate(objects(arrivals), model.engine, member)
         for place, request_run in enumerate(alone.runs):
             assert OUTCOMES[found.outcome[number, place]] == request_run.outcome
             assert found.arrival_ms[number, place] == request_run.arrival_ms

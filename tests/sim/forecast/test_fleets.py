@@ -10,7 +10,9 @@ from sim.__main__ import main
 from sim.forecast.captured import plan, read_captured
 from sim.forecast.scenarios import AS_CAPTURED, Scenario, parse_base
 from sim.latency.modelfile import default_model, load_model, save_model
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 MEMBERS = ["--members", "3"]
 

@@ -15,7 +15,10 @@ from sim.fit.pace import Pace
 from sim.forecast import following
 from sim.forecast.following import LEAST, Judgement, ModelWatch, allowed_reach, is_outside
 from sim.latency.modelfile import Model, default_model, make_model, save_model
-from tracefile import BlockHash, Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Engine, Meta, Record, RequestId
 
 BLOCK = 32
 BLOCKS = 801

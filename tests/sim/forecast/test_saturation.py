@@ -9,7 +9,7 @@ from sim.forecast.saturation import run_point, utilization_of
 from sim.latency.modelfile import Model, make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals, plan_arrivals
-from tracefile import BlockHash, Meta, Record, RequestId
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 PROMPT = 1_000
 

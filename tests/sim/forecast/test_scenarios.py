@@ -12,8 +12,11 @@ from sim.forecast.captured import Captured, at_rate, plan, read_captured
 from sim.forecast.scenarios import Scenario, add_scenario_flags, parse_base, scenarios_of
 from sim.latency.modelfile import default_model
 from sim.workload.arrivals import NOBODY
-from tracefile import BlockHash, Engine, InputError, Meta, Record, RequestId, TraceWriter, Workload
+from tests.sim.oracles.arrival import objects
 from tracefile.commandline.parser import Parser
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Engine, Meta, Record, RequestId, Workload
 
 
 def parsed(*flags: str) -> list[Scenario]:
@@ -104,7 +107,7 @@ def test_a_replay_is_paced_and_cold_as_it_was_sent(tmp_path: Path, synthetic: Mo
                 writer.write(record)
         read = read_captured(path, default_model(), paced=None)
         assert read.paced is paced
-        hashes = [key for arrival in plan(read, Scenario({})).arrivals.objects() for key in arrival.hashes]
+        hashes = [key for arrival in objects(plan(read, Scenario({})).arrivals) for key in arrival.hashes]
         assert (len(set(hashes)) == len(hashes)) is cold
 
 

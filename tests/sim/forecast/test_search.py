@@ -20,7 +20,7 @@ from sim.forecast.scenarios import Scenario
 from sim.forecast.search import Question, bisect, search
 from sim.latency.modelfile import default_model, load_model, save_model
 from tests.sim.forecast.conftest import interrupted_at, write_shared
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 MEMBERS = 8
 

@@ -21,7 +21,7 @@ from sim.forecast.whatif import WhatIf, forecast_scenarios
 from sim.latency.modelfile import default_model, save_model
 from tests.jsonoutput import json_of
 from tests.sim.forecast.conftest import interrupted_at, write_shared
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 GRID = """
 [sim.sweep]

@@ -21,7 +21,11 @@ from sim.latency.fittraces import FitTrace, request_sample
 from sim.latency.modelfile import Baseline, Model, Parameter, default_model, load_model, save_model
 from sim.latency.verdicts import read_verdicts
 from tests.report.browser import CHROMIUM, figures_drawn
-from tracefile import Engine, InputError, Meta, Record, TraceWriter, load_trace, trace_digest
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Engine, Meta, Record
 
 BASELINES = {
     "constant_ttft": Baseline(formula="60 ms", intercept_ms=60.0, median_abs_error=0.5, p90_abs_error=2.0),

@@ -27,7 +27,10 @@ from sim.latency.modelfile import Model, Parameter, default_model, save_model
 from sim.workload.arrivals import plan_arrivals
 from tests.report.browser import CHROMIUM, figures_drawn, page_figures
 from tests.sim.forecast.conftest import interrupted_at, write_shared
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter, load_trace
+from tracefile.files.reading import load_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 MEMBERS = 9
 

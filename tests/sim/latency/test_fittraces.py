@@ -3,7 +3,7 @@
 import pytest
 
 from sim.latency.fittraces import MOST, first_shared, request_sample
-from tracefile import Record, RequestId
+from tracefile.records.schema import Record, RequestId
 
 
 def requests(number: int, e2e_ms: float = 5.0) -> list[Record]:

@@ -12,11 +12,12 @@ from sim.engine.simulation import step_noise
 from sim.latency import stepcost
 from sim.latency.modelfile import Model, default_model, load_model, make_model, model_digest, save_model
 from sim.latency.noise import LEVELS, Noise
+from sim.latency.noisetables import frontend_factors
 from sim.latency.stepcost import KV_TOKENS, NUM_ROW_TERMS, NUM_STEP_TERMS, REPEATED_KV_TOKENS, REST_MS, StepCost
 from sim.latency.terms import RECEPTION_TERMS, STEP_TERMS, TERMS
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Share, Step
-from tracefile import InputError
+from tracefile.records.errors import InputError
 
 
 def test_a_model_survives_its_file(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_medians_without_a_seed() -> None:
     assert luck.factor(0.0, 1.0) == luck.factor(5.0, 10.0) == 1.0
     assert luck.factor(0.0, 100.0) == pytest.approx(math.sqrt(1.1))  # halfway between the knots, in the log
     assert luck.factor(0.0, 1000.0) == luck.factor(0.0, 1e6) == pytest.approx(1.1)
-    assert noise.frontend_factors(None, ["a", "b"]).tolist() == pytest.approx([math.exp(0.1)] * 2)
+    assert frontend_factors(noise, None, ["a", "b"]).tolist() == pytest.approx([math.exp(0.1)] * 2)
 
 
 def test_a_draw_depends_on_the_seed_and_the_steps_number_only() -> None:
@@ -136,16 +137,16 @@ def test_a_draw_depends_on_the_seed_and_the_steps_number_only() -> None:
 
     assert factors(1) == factors(1) == factors(1, step_ms=9.0)
     assert factors(1) != factors(2)
-    alone, among = noise.frontend_factors(1, ["a"]), noise.frontend_factors(1, ["b", "a"])
+    alone, among = frontend_factors(noise, 1, ["a"]), frontend_factors(noise, 1, ["b", "a"])
     assert alone[0] == among[1] != among[0]
-    assert alone[0] != noise.frontend_factors(2, ["a"])[0]
+    assert alone[0] != frontend_factors(noise, 2, ["a"])[0]
 
 
 def test_draws_follow_the_tables() -> None:
     noise = Noise(step_ms=(10.0, 400.0), step_log_ratio=(LADDER, (0.0,) * 15), frontend_log_ratio=LADDER)
     luck = step_noise(noise, 7)
     steps = np.log([luck.factor(0.0, 10.0) for _ in range(4000)])
-    frontends = np.log(noise.frontend_factors(7, [f"request {number}" for number in range(4000)]))
+    frontends = np.log(frontend_factors(noise, 7, [f"request {number}" for number in range(4000)]))
     for level, value in ((0.1, LADDER[3]), (0.5, 0.0), (0.8, LADDER[10])):
         assert np.quantile(steps, level) == pytest.approx(value, abs=0.15)
         assert np.quantile(frontends, level) == pytest.approx(value, abs=0.15)

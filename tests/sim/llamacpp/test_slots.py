@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.llamacpp.slots import Chain, SlotCache, SlotConfig
+from sim.llamacpp.config import SlotConfig
+from sim.llamacpp.slots import Chain, SlotCache
 from tests.sim.cache.test_pool_command import SIX
 from tests.sim.oracles.integrity import check_slots
 from tests.sim.oracles.slow_slots import SlowServer
-from tracefile import BlockHash, Engine, HashInfo, Meta, Record, RequestId, TraceWriter
+from tracefile.files.writing import TraceWriter
+from tracefile.records.schema import BlockHash, Engine, HashInfo, Meta, Record, RequestId
 
 ALONE = SlotConfig(slots=2, kv_unified=False, cache_ram_tokens=0)
 

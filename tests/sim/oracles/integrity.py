@@ -8,11 +8,11 @@ from sim.serving.realtime import RealTimeEngine
 from sim.sglang.radix import RadixTree
 from sim.vllm.kvcache import SingleGroupCache
 from sim.vllm.request import RUNNING, WAITING, Request
-from sim.vllm.rules import blocks_for
 from sim.vllm.scheduler import Scheduler
 from sim.vllm.segments import Copy, SegmentPool
 from tests.sim.oracles.readable.hybrid import HybridScheduler
 from tests.sim.oracles.readable.pool import BlockPool
+from tests.sim.oracles.readable.rules import blocks_for
 from tests.sim.oracles.readable.scheduler import Scheduler as ReadableScheduler
 
 

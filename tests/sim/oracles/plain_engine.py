@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from sim.latency.modelfile import Model
+from sim.latency.noisetables import frontend_factors
 from sim.latency.stepcost import NUM_ROW_TERMS, NUM_STEP_TERMS
 from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import Arrival
+from tests.sim.oracles.arrival import Arrival
 from tests.sim.oracles.readable.hybrid import make_scheduler
 from tests.sim.oracles.readable.noise import StepNoise
 from tests.sim.oracles.readable.pool import BlockPool
@@ -50,8 +51,8 @@ class Engine:
         self.now_ms = min(self.now_ms, 0.0)
         self._costs = model.costs
         self._noise = StepNoise(model.noise, seed)
-        self._frontend_factors: list[float] = model.noise.frontend_factors(
-            seed, [arrival.record.request_id for arrival in arrivals]
+        self._frontend_factors: list[float] = frontend_factors(
+            model.noise, seed, [arrival.record.request_id for arrival in arrivals]
         ).tolist()
         self._skips = fast_forward and not config.async_scheduling and config.kv_groups is None
         self._composes_ahead = config.async_scheduling

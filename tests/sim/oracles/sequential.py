@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from sim.cache.pool import HitCounts
-from sim.cache.sequential_pool import SequentialPool, lay_out
+from sim.vllm.kvcache import single_group_cache
 from sim.workload.chain import Chains, tokens_computed
+from sim.workload.prompts import lay_out
 from tests.sim.oracles.readable.pool import BlockPool
 from tracefile.records.batches import Batch
 from tracefile.records.schema import Record
@@ -35,11 +36,13 @@ def plain_hits(records: Sequence[Record], chains: Chains, usable: int) -> HitCou
 def compiled_hits(records: Sequence[Record], chains: Chains, usable: int | None) -> HitCounts:
     """The same by ``sim pool``'s pool."""
     batch = Batch(list(records))
-    whole = lay_out(batch, batch.hashes(), chains)
-    pool = SequentialPool(whole, usable)
+    cache = single_group_cache(chains.block_size, usable)
     counts = HitCounts(requests=len(records), block_size=chains.block_size, usable_blocks=usable)
-    for row, hit_blocks in zip(whole.rows[pool.fits].tolist(), pool.run().tolist(), strict=True):
-        counts.count_tokens(records[row], hit_blocks * chains.block_size)
-    counts.rejected = int((~pool.fits).sum())
-    counts.evicted_blocks = pool.evicted_blocks
+    for record, request in zip(records, lay_out(batch, batch.hashes(), chains).requests(), strict=True):
+        hit_tokens = int(cache.serve_alone(request))
+        if hit_tokens < 0:
+            counts.rejected += 1
+        else:
+            counts.count_tokens(record, hit_tokens)
+    counts.evicted_blocks = int(cache.evicted_blocks())
     return counts

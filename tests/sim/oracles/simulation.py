@@ -1,29 +1,36 @@
 """A finished simulation as objects: one ``RequestRun`` per arrival, and the engine's steps; for tests and benches."""
 
 import copy
+import math
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+import msgspec
 import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from measure.cache.vectors import array_of
 from sim.engine import simulation
 from sim.engine.apiserver import SHARED_CORE
 from sim.engine.gaptexts import DECIMALS
 from sim.engine.results import RequestResult, finished_records
+from sim.engine.run import with_gaps_as_numbers
 from sim.engine.simulatedrequest import OUTCOMES, SimulatedRequest
 from sim.latency.modelfile import Model
 from sim.latency.stepcost import NUM_ROW_TERMS, NUM_STEP_TERMS
 from sim.latency.terms import StepRow
 from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import NOBODY, Arrival, Arrivals
+from sim.vllm.request import NOT_ADMITTED
+from sim.workload.arrivals import NOBODY, Arrivals
 from sim.workload.chain import is_private
+from tests.sim.oracles.arrival import Arrival
 from tests.sim.oracles.readable.request import Request
 from tests.sim.oracles.readable.scheduler import PrefixStats
-from tracefile import Record
 from tracefile.records.arrays import FloatArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch
+from tracefile.records.schema import Record
 
 
 class Timeline:
@@ -172,30 +179,26 @@ def _known(time_ms: float) -> float | None:
 def result_of(request_run: RequestRun, number: int) -> RequestResult:
     """That of a plain flight that has one, and its place."""
     assert request_run.outcome is not None
-    request, entry_ms, admitted_ms = request_run.request, request_run.entry_ms, request_run.admitted_ms
-    return RequestResult(
-        copy.copy(request_run.arrival.record),
-        number,
-        None if request_run.arrival.parent is None else request_run.arrival.think_ms,
-        request_run.arrival.prompt_tokens,
-        request_run.outcome,
-        request_run.arrival_ms,
-        request_run.ttft_ms,
-        np.round(request_run.itl_ms, DECIMALS).tolist(),
-        len(request_run.token_steps),
-        request_run.e2e_ms,
-        request is not None,
-        None if request is None else request.cached_tokens,
-        None if entry_ms is None or admitted_ms is None else admitted_ms - entry_ms,
-        0 if request is None else request.preemptions,
-    )
+    arrival, reached = request_run.arrival, request_run.request
+    request = SimulatedRequest("", max(arrival.prompt_tokens, 1), 1, vec[i64](), arrival_ms=request_run.arrival_ms)
+    request.outcome, request.num_seen = OUTCOMES.index(request_run.outcome), len(request_run.token_steps)
+    for name in ("ttft_ms", "e2e_ms", "entry_ms", "admitted_ms"):
+        time_ms = getattr(request_run, name)
+        setattr(request, name, math.nan if time_ms is None else time_ms)
+    if reached is not None:
+        request.has_arrived, request.preemptions = True, reached.preemptions
+        request.cached_tokens = NOT_ADMITTED if reached.cached_tokens is None else reached.cached_tokens
+    think_ms = math.nan if arrival.parent is None else arrival.think_ms
+    gaps_ms = msgspec.Raw(msgspec.json.encode(np.round(request_run.itl_ms, DECIMALS).tolist()))
+    return RequestResult(request, copy.copy(arrival.record), number, think_ms, gaps_ms)
 
 
 def predicted_records(simulation: Simulation, *, keep_hashes: bool = True) -> list[Record]:
     """One record per request_run, in order of their ends. ``concurrency`` is counted anew from the predicted times."""
     ended = ((number, one) for number, one in enumerate(simulation.runs) if one.outcome is not None)
     results = (result_of(one, number) for number, one in ended)
-    return finished_records(results, simulation.block_size, keep_hashes=keep_hashes)
+    records = finished_records(results, simulation.block_size, keep_hashes=keep_hashes)
+    return list(map(with_gaps_as_numbers, records))
 
 
 def columns(arrivals: Sequence[Arrival]) -> Arrivals:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from engines.routing.records import RoutedRequest
 from engines.routing.router import Router
 from sim.engine.fleets import FleetEngine, engine_seed
-from sim.workload.arrivals import Arrival
+from tests.sim.oracles.arrival import Arrival
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import RequestRun
 

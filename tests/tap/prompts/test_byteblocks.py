@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tap.prompts.byteblocks import ByteBlocks
-from tracefile import BlockHash, BlockHasher, HashKey
+from tracefile.hashing.blockhash import BlockHasher
+from tracefile.hashing.hashkey import HashKey
+from tracefile.records.schema import BlockHash
 
 HASHER = BlockHasher(HashKey(bytes(32)), block_size=4)
 

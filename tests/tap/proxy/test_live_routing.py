@@ -16,8 +16,7 @@ from tap.ipc.sharedmemory import BoardSize, UpstreamBoard
 from tap.proxy.routing import LivePolicy, live_policy
 from tap.proxy.upstreams import Upstream, Upstreams
 from tests.tap.proxy.test_upstreams import answer, entry, head, origins_of, upstreams_of
-from tracefile import HashKey
-from tracefile.hashing.hashkey import keyed_id
+from tracefile.hashing.hashkey import HashKey, keyed_id
 from wire.head import RequestHead, parse_request_head
 
 KEY = HashKey(b"k" * 32)

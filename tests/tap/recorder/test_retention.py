@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tap.recorder.segments import SegmentedTrace
-from tracefile import HashInfo, Meta, Record, RequestId, load_trace, open_trace
+from tracefile.files.reading import load_trace, open_trace
+from tracefile.records.schema import HashInfo, Meta, Record, RequestId
 from tracefile.storage.segments import manifest_path, read_manifest
 from tracefile.study.checking import check_trace
 

@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tap.recorder.segments import SegmentedTrace
-from tracefile import HashInfo, InputError, Meta, Record, RequestId, load_trace, open_trace, trace_digest
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace, open_trace
+from tracefile.records.errors import InputError
+from tracefile.records.schema import HashInfo, Meta, Record, RequestId
 from tracefile.storage.segments import manifest_path, part_path, read_manifest, segment_path, segments_there
 
 ROOT = Path(__file__).parent.parent.parent.parent

@@ -11,8 +11,9 @@ from typing import Any
 
 from tests.tap.conftest import upstream_of
 from tests.waiting import until
-from tracefile import load_trace, open_trace, trace_digest
 from tracefile.__main__ import main as tracefile
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace, open_trace
 from tracefile.storage.segments import manifest_path, read_manifest
 
 SMALL_SEGMENTS = ("--rotate-mb", "0.0005")

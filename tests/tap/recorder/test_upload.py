@@ -11,7 +11,10 @@ import pytest
 
 from tap.recorder.segments import SegmentedTrace
 from tap.recorder.upload import Uploader
-from tracefile import InputError, Meta, Record, RequestId, load_trace, trace_digest
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta, Record, RequestId
 from tracefile.storage.segments import segments_there
 
 

@@ -10,8 +10,8 @@ import pytest
 from engines.facts import EngineFacts, read_facts
 from tap.ipc.settings import Settings
 from tap.supervisor.startup import probe_engine
-from tracefile import Meta
 from tracefile.records.encoding import encode_meta
+from tracefile.records.schema import Meta
 
 VLLM = read_facts(
     '{"version": "0.32.0"}',

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tracefile import InputError
 from tracefile.commandline.ending import run_command
+from tracefile.records.errors import InputError
 
 
 def interrupted_import(argv: Sequence[str]) -> int:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tracefile import InputError
 from tracefile.commandline.workers import results
+from tracefile.records.errors import InputError
 
 
 class Square:

@@ -16,17 +16,11 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracefile import (
-    BlockHash,
-    BlockHasher,
-    HashKey,
-    InputError,
-    Record,
-    RequestId,
-    downsample,
-    keyed_id,
-    load_key,
-)
+from tracefile.hashing.blockhash import BlockHasher, keyed_id
+from tracefile.hashing.downsampling import downsample
+from tracefile.hashing.hashkey import HashKey, load_key
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Record, RequestId
 
 KEY = HashKey(bytes(range(32)))
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)

@@ -10,22 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tracefile.hashing.tokenwise import tokenwise
-from tracefile import (
-    BlockHash,
-    BlockHasher,
-    HashInfo,
-    HashKey,
-    InputError,
-    Meta,
-    Record,
-    RequestId,
-    load_trace,
-    open_trace,
-)
 from tracefile.__main__ import main
+from tracefile.files.reading import load_trace, open_trace
 from tracefile.files.writing import new_writer
+from tracefile.hashing.blockhash import BlockHasher
 from tracefile.hashing.branches import BranchFinder
+from tracefile.hashing.hashkey import HashKey
 from tracefile.hashing.tokenchains import Branches
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, HashInfo, Meta, Record, RequestId
 
 KEY = HashKey(bytes(range(32)))
 SIZE = 4

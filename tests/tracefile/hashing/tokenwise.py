@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from tracefile import Record
 from tracefile.hashing.tokenchains import TokenChains, branches_of
+from tracefile.records.schema import Record
 
 
 def tokenwise(records: Sequence[Record], block_size: int) -> list[Record]:

@@ -11,8 +11,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracefile import InputError, Meta, Record, RequestId, TraceWriter, encode_record, load_trace, open_trace
-from tracefile.records.encoding import encode_meta
+from tracefile.files.reading import load_trace, open_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.encoding import encode_meta, encode_record
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta, Record, RequestId
 from tracefile.storage.appending import append_to
 from tracefile.storage.mending import mend
 

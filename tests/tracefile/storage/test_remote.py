@@ -8,8 +8,11 @@ import fsspec
 import pytest
 
 from tap.recorder.segments import SegmentedTrace
-from tracefile import InputError, Meta, Record, RequestId, load_trace, open_trace, trace_digest
 from tracefile.__main__ import main as tracefile
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace, open_trace
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta, Record, RequestId
 from tracefile.storage.remote import given_path
 
 URL = "memory://traces/host-1"

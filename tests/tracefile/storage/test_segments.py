@@ -5,8 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace, open_trace, trace_digest
 from tracefile.__main__ import main
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import load_trace, open_trace
+from tracefile.files.writing import TraceWriter
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Engine, Meta, Record, RequestId
 from tracefile.storage.segments import (
     Manifest,
     Segment,

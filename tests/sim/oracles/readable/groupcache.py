@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sim.vllm.kvgroups import KvGroup, KvLayout
-from sim.vllm.rules import blocks_for
 from tests.sim.oracles.readable.pool import BlockPool
+from tests.sim.oracles.readable.rules import blocks_for
 
 NULL = 0
 """The null block: it stands for blocks that attention does not need."""

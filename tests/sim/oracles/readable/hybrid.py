@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvgroups import KvLayout
-from sim.vllm.rules import blocks_for
 from tests.sim.oracles.readable.groupcache import NULL, ChunkGroup, Group, Progress, Rows, Table, WindowGroup
 from tests.sim.oracles.readable.pool import BlockPool
 from tests.sim.oracles.readable.request import Request
+from tests.sim.oracles.readable.rules import blocks_for
 from tests.sim.oracles.readable.scheduler import Scheduler, Step
 from tests.sim.oracles.readable.statecache import StateGroup, state_end, stores_inside
 from tracefile.records.schema import MOST_TOKENS

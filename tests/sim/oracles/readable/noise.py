@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from sim.latency.noise import NORMALS, PER_NORMAL, WIDEST, Noise, normals_table, stream, uniform, weights
+from sim.latency.noise import NORMALS, PER_NORMAL, WIDEST, Noise, stream, uniform, weights
+from sim.latency.noisetables import normals_table, step_knots, step_table
 from tracefile.records.arrays import FloatArray
 
 Numbers = Sequence[float] | FloatArray
@@ -28,8 +29,8 @@ class StepNoise:
     )
 
     def __init__(self, noise: Noise, seed: int | None) -> None:
-        self._knots: list[float] = noise.step_knots().tolist()
-        self._table: list[list[float]] = noise.step_table().tolist()
+        self._knots: list[float] = step_knots(noise).tolist()
+        self._table: list[list[float]] = step_table(noise).tolist()
         self._key = None if seed is None else stream(seed, _STEPS)
         self._weights = weights(noise)
         self._correlation_ms = noise.correlation_time_ms

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sim.vllm.config import EngineConfig
-from sim.vllm.rules import blocks_for, lookup_limit
 from tests.sim.oracles.readable.pool import BlockPool
 from tests.sim.oracles.readable.request import Request
+from tests.sim.oracles.readable.rules import blocks_for, lookup_limit
 
 
 class Scheduled(NamedTuple):

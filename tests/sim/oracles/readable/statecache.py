@@ -7,9 +7,9 @@ A request writes one state in place; only states at the end of a scheduler step,
 from collections.abc import Sequence
 
 from sim.vllm.kvgroups import KvGroup, KvLayout
-from sim.vllm.rules import blocks_for
 from tests.sim.oracles.readable.groupcache import NULL, Cached, Group, Progress, Rows, Table, reachable
 from tests.sim.oracles.readable.pool import BlockPool
+from tests.sim.oracles.readable.rules import blocks_for
 
 
 class StateGroup(Group):

@@ -3,20 +3,12 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from measure.metrics.flags import add_slo_arguments, checked_bootstrap
 from report.output import add_page_argument, page_path, put_page
 from tracefile.commandline.parser import Parser, seed
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule, late_modules
-
-if TYPE_CHECKING:
-    from measure.metrics import slos
-    from report.compare import comparison, gates, panels
-else:  # numpy, rich and a page's libraries, which the flags need not
-    slos = LateModule("measure.metrics.slos")
-    comparison, gates, panels = late_modules("report.compare", "comparison gates panels")
 
 EPILOG: Final = """\
 Every metric, key and limit is defined in docs/metrics.md. Exit codes: 0 done, 1 a gate failed or no request is
@@ -62,27 +54,26 @@ def run(flags: argparse.Namespace) -> int:
 
     3 if no gate failed and one is too uncertain.
     """
-    config = _config(flags)
-    html = page_path(flags, config.traces.values())
+    from measure.metrics.slos import parse_slos
+    from report.compare import comparison, gates, panels
+
+    checked_bootstrap(flags.bootstrap)
+    traces = {label: Path(path) for label, path in _assignments(flags.traces, "LABEL=TRACE").items()}
+    config = comparison.CompareConfig(
+        traces=traces,
+        repeats=tuple(flags.repeat),
+        seed=flags.seed,
+        bootstrap=flags.bootstrap,
+        gates=tuple(flags.gate),
+        slos=parse_slos(flags.slo, flags.slo_file, list(traces)),
+    )
+    html = page_path(flags, traces.values())
     compared = comparison.compare(config)
     pairs = compared.result.pairs.values()
     comparable = not pairs or any(pair.joined for pair in pairs)
     put_page(panels.comparison_page(compared), compared.result, as_json=flags.json, html=html if comparable else None)
     kept = all(slo.met for judged in compared.result.slos.values() for slo in judged)
     return gates.exit_code(compared.result.gates) if comparable and kept else 1
-
-
-def _config(flags: argparse.Namespace) -> "comparison.CompareConfig":
-    checked_bootstrap(flags.bootstrap)
-    traces = {label: Path(path) for label, path in _assignments(flags.traces, "LABEL=TRACE").items()}
-    return comparison.CompareConfig(
-        traces=traces,
-        repeats=tuple(flags.repeat),
-        seed=flags.seed,
-        bootstrap=flags.bootstrap,
-        gates=tuple(flags.gate),
-        slos=slos.parse_slos(flags.slo, flags.slo_file, list(traces)),
-    )
 
 
 def _assignments(texts: Sequence[str], expected: str) -> dict[str, str]:
