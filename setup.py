@@ -19,6 +19,7 @@ compiled_modules: tuple[str, ...] = (
     "sim/engine/columns.py",
     "sim/engine/eventheap.py",
     "sim/engine/fleet.py",
+    "sim/engine/gaptexts.py",
     "sim/engine/loop.py",
     "sim/engine/simulatedrequest.py",
     "sim/latency/stepcost.py",

@@ -10,7 +10,7 @@ from sim.engine.deployment import Deployment
 from sim.engine.fleet import NONE, Fleet, Life
 from sim.engine.results import RequestResult, results_of
 from sim.engine.simulatedrequest import AS_RECORDED, SimulatedRequest
-from sim.engine.simulation import make_engine, request_columns, seen_ms_of
+from sim.engine.simulation import make_engine, request_columns
 from sim.engine.tiers import TierTraffic, traffic_of
 from sim.latency.modelfile import Model
 from sim.latency.noisetables import frontend_factors
@@ -85,7 +85,7 @@ class FleetLoad:
             one.outcome, one.arrival_ms, one.num_seen = request.outcome, request.arrival_ms, request.num_seen
             one.ttft_ms, one.e2e_ms = request.ttft_ms, request.e2e_ms
             served.append(one)
-        return results_of(served, self.arrivals, places, seen_ms_of(life.engine))
+        return results_of(served, self.arrivals, places, life.engine.seen_ms)
 
     def _cold(self, number: int, life: int) -> Life:
         one, count = self.engines[number], len(self.engines)

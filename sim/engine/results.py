@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from librt.vecs import vec
 
+from sim.engine.gaptexts import DECIMALS, GapTexts
 from sim.engine.simulatedrequest import (
     ABORTED,
     AS_RECORDED,
@@ -23,14 +25,9 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.request import NOT_ADMITTED
 from sim.workload.arrivals import Arrivals
 from tracefile.commandline.parser import VERSION
-from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.arrays import IntArray
 from tracefile.records.schema import Engine as EngineInfo
 from tracefile.records.schema import Meta, Record, Workload
-
-DECIMALS = 4
-"""Of times in ms: finer than any clock that a prediction will be compared with."""
-STEPS_AT_ONCE = 1 << 16
-_COMMA = ord(",")
 
 
 class RequestResult(NamedTuple):
@@ -48,7 +45,7 @@ class RequestResult(NamedTuple):
 
 
 def results_of(
-    requests: Sequence[SimulatedRequest], arrivals: Arrivals, places: IntArray, seen_ms: FloatArray
+    requests: Sequence[SimulatedRequest], arrivals: Arrivals, places: IntArray, seen_ms: vec[float]
 ) -> Iterator[RequestResult]:
     """Yield the results of requests that have ended; ``places``: theirs in ``arrivals``; ``seen_ms``: of their engine's
     steps."""
@@ -56,45 +53,11 @@ def results_of(
     columns = (arrivals.records(places), arrivals.numbers[places].tolist(), arrivals.think_ms[places].tolist())
     for request, record, number, think_ms in zip(requests, *columns, strict=True):
         request.close_run()
-        yield RequestResult(request, record, number, think_ms, texts.array(list(request.token_runs)))
+        yield RequestResult(request, record, number, think_ms, msgspec.Raw(texts.array(request.token_runs)))
 
 
 def _rounded(time_ms: float) -> float | None:
     return None if isnan(time_ms) else round(time_ms, DECIMALS)
-
-
-class GapTexts:
-    """Texts of the gaps between steps; ``seen_ms``: when clients see each step's tokens, ascending."""
-
-    def __init__(self, seen_ms: FloatArray) -> None:
-        self._seen_ms = seen_ms
-        parts = [_texts(seen_ms[first : first + STEPS_AT_ONCE + 1]) for first in range(0, len(seen_ms), STEPS_AT_ONCE)]
-        self._text = b"".join(text for text, _ in parts)
-        starts = np.cumsum([0, *(len(text) for text, _ in parts)])
-        # Text of gap i, between step i and the next, and a comma: from ``ends[i]`` to ``ends[i + 1]``.
-        self._ends = np.concatenate([[0], *(start + ends for start, (_, ends) in zip(starts, parts, strict=False))])
-
-    def array(self, runs: Sequence[int]) -> msgspec.Raw:
-        """Return the gaps between the tokens of one request as a JSON array.
-
-        ``runs``: first step and number of consecutive steps, each with a token, again and again.
-        """
-        parts: list[bytes] = []
-        before = -1
-        for first, count in zip(runs[::2], runs[1::2], strict=True):
-            if before >= 0:
-                parts.append(_texts(self._seen_ms[[before, first]])[0])
-            before = first + count - 1
-            parts.append(self._text[self._ends[first] : self._ends[before]])
-        return msgspec.Raw(b"[" + b"".join(parts)[:-1] + b"]")
-
-
-def _texts(seen_ms: FloatArray) -> tuple[bytes, IntArray]:
-    """Return the texts of the gaps, each with a comma behind it, and where each ends."""
-    scale = 10.0**DECIMALS
-    gaps_ms: list[float] = (np.rint(np.diff(seen_ms) * scale) / scale).tolist()
-    text = msgspec.json.encode(gaps_ms)[1:-1] + b"," * bool(gaps_ms)
-    return text, np.flatnonzero(np.frombuffer(text, np.uint8) == _COMMA) + 1
 
 
 TOO_LONG = "exceeds_engine"

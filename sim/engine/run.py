@@ -225,7 +225,7 @@ class EngineRun:
 
     def results(self) -> Iterator[RequestResult]:
         places = np.arange(len(self._arrivals))
-        return outcomes.results_of(self._simulation.requests, self._arrivals, places, self._simulation.seen_ms)
+        return outcomes.results_of(self._simulation.requests, self._arrivals, places, self._simulation.engine.seen_ms)
 
 
 def _deployed(model: Model, arguments: argparse.Namespace, deployment: Deployment) -> EngineConfig:

@@ -108,7 +108,7 @@ def capture(path: Path, load: Iterator[Record], engine: Model, seed: int) -> Pat
     meta = Meta(source="tap", block_size=BLOCK, engine=engine_of(engine))
     arrivals = plan_arrivals(meta, list(load), BLOCK, replay_sessions=True)
     run = simulate(arrivals, engine.engine, engine, seed)
-    records = finished_records(results_of(run.requests, arrivals, np.arange(len(arrivals)), run.seen_ms), BLOCK)
+    records = finished_records(results_of(run.requests, arrivals, np.arange(len(arrivals)), run.engine.seen_ms), BLOCK)
     return write(path, meta, map(with_gaps_as_numbers, records))
 
 

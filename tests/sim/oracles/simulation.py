@@ -14,7 +14,8 @@ from mypy_extensions import i64
 from measure.cache.vectors import array_of
 from sim.engine import simulation
 from sim.engine.apiserver import SHARED_CORE
-from sim.engine.results import DECIMALS, RequestResult, finished_records
+from sim.engine.gaptexts import DECIMALS
+from sim.engine.results import RequestResult, finished_records
 from sim.engine.run import with_gaps_as_numbers
 from sim.engine.simulatedrequest import OUTCOMES, SimulatedRequest
 from sim.latency.modelfile import Model
