@@ -16,16 +16,19 @@ COMMANDS = {
     ),
     "run": Subcommand("sim.engine.runflags", "predict a trace's times and cached tokens with a fitted model"),
     "what-if": Subcommand(
-        "sim.forecast.whatif",
+        "sim.forecast.flags.whatifflags",
         "forecast a capture under another cache, rate or setting, beside the capture as it was",
     ),
     "sweep": Subcommand(
-        "sim.forecast.sweep", "forecast a capture at every point of a grid: what to change, and for which cost"
+        "sim.forecast.flags.sweepflags",
+        "forecast a capture at every point of a grid: what to change, and for which cost",
     ),
-    "search": Subcommand("sim.forecast.search", "smallest cache or highest rate that keeps a TTFT target"),
-    "calibrate": Subcommand("sim.forecast.calibrate", "fit a latency model to captures, and validate it on others"),
+    "search": Subcommand("sim.forecast.flags.searchflags", "smallest cache or highest rate that keeps a TTFT target"),
+    "calibrate": Subcommand(
+        "sim.forecast.flags.calibrateflags", "fit a latency model to captures, and validate it on others"
+    ),
     "validate": Subcommand(
-        "sim.forecast.validate",
+        "sim.forecast.flags.validateflags",
         "compare captures with forecasts of them, quantile by quantile; gates for CI",
     ),
     "serve": Subcommand(

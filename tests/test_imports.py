@@ -40,7 +40,7 @@ FLOORS = {
     "tap": ["ipc", "prompts", "recorder", "logs", "proxy", "admin", "supervisor", ""],
     "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", ""],
     "sim": [
-        *("vllm", "sglang", "llamacpp", "latency", "workload", "cache", "engine", "fit", "forecast"),
+        *("vllm", "sglang", "llamacpp", "latency", "workload", "cache", "engine", "fit", "forecast", "forecast/flags"),
         *("serving", ""),
     ],
     "report": ["pages", "compare", "grid", "trace", ""],
@@ -177,45 +177,3 @@ def test_no_folder_is_too_full_to_be_looked_over() -> None:
         for folder in {path.parent for path in sources(room)}:
             modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
             assert len(modules) <= MOST_MODULES, f"{folder.relative_to(ROOT)} has {len(modules)} modules"
-
-
-def late_pairs(path: Path) -> list[tuple[dict[str, str], dict[str, str]]]:
-    """Names of modules for types, and of late modules, of each ``if TYPE_CHECKING`` of a file."""
-    found = []
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            typed: dict[str, str] = {}
-            for one in node.body:
-                if isinstance(one, ast.Import):
-                    typed |= {name.asname or name.name: name.name for name in one.names}
-                elif isinstance(one, ast.ImportFrom):
-                    typed |= {name.asname or name.name: f"{one.module}.{name.name}" for name in one.names}
-            found.append((typed, {name: module for one in node.orelse for name, module in late_names_of(one)}))
-    return found
-
-
-def late_names_of(statement: ast.stmt) -> list[tuple[str, str]]:
-    """Names and modules of ``a, b = late_modules("room", "a b")``, or of ``LateModule("room.a")``, one or several."""
-    if not isinstance(statement, ast.Assign):
-        return []
-    calls = statement.value.elts if isinstance(statement.value, ast.Tuple) else [statement.value]
-    modules: list[str] = []
-    for call in calls:
-        assert isinstance(call, ast.Call | ast.Name), ast.unparse(statement)
-        words = [ast.literal_eval(one) for one in call.args] if isinstance(call, ast.Call) else []
-        modules += [f"{words[0]}.{name}" for name in words[1].split()] if len(words) == 2 else words
-    targets = statement.targets[0].elts if isinstance(statement.targets[0], ast.Tuple) else statement.targets
-    return list(zip(map(ast.unparse, targets), modules, strict=True)) if modules else []
-
-
-def test_late_modules_are_those_that_types_are_checked_with() -> None:
-    late = {path: late_pairs(path) for room in MAY_IMPORT for path in sources(room) if "late" in path.read_text()}
-    wrong = {
-        f"{path.relative_to(ROOT)}: {name}": (typed.get(name), module)
-        for path, pairs in late.items()
-        for typed, names in pairs
-        for name, module in names.items()
-        if typed.get(name) != module
-    }
-    assert not wrong
-    assert sum(len(names) for pairs in late.values() for _, names in pairs) > 20

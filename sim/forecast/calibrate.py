@@ -6,80 +6,26 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
 
 from measure.metrics.flags import checked_bootstrap
 from report.output import page_path
-from sim.forecast.validate import add_validation_flags, keep_gates, report, validate
+from sim.fit import fit as describing
+from sim.fit import fitting, identification
+from sim.fit import pace as pacing
+from sim.forecast.validate import keep_gates, report, validate
 from sim.forecast.validate import read_config as read_validation
 from sim.latency.fittraces import fit_trace, refuse_fitted
 from sim.latency.modelfile import load_model, save_model
-from sim.latency.terms import EXTRA_TERMS, FrontendPlacement
-from sim.vllm.config import add_engine_flags, engine_overrides, given_engine_flags
+from sim.vllm.config import engine_overrides, given_engine_flags
 from tracefile.commandline.ending import UNCERTAIN, verdict_code
-from tracefile.commandline.parser import Parser, same_named, seed
+from tracefile.commandline.parser import same_named
 from tracefile.commandline.printing import print_json
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import load_trace, open_trace
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import late_modules
 from tracefile.storage.output import MODEL, check_output
 
-if TYPE_CHECKING:
-    from sim.fit import fit as describing
-    from sim.fit import fitting, identification
-    from sim.fit import pace as pacing
-else:  # numpy and the kernels, which the flags need not
-    describing, fitting, identification, pacing = late_modules("sim.fit", "fit fitting identification pace")
-
-
 KEPT_SHAPE = "the model keeps its terms and its engine"
-
-EPILOG = """\
-Capture three calibrations and more, before, between and after the loads: loadgen --pattern calibration --for TRACE.
-Exit codes: 0 done, 1 a gate failed, 2 bad input, 3 no gate failed but one is too uncertain to say.
-
-examples:
-  sim calibrate calibration-?.jsonl.zst --against monday.jsonl.zst -o model.json --max-num-seqs 256
-  sim calibrate --pace-from tuesday.jsonl.zst --latency-model model.json -o model-tuesday.json
-"""
-
-
-def add_arguments(parser: Parser) -> None:
-    parser.add_argument("traces", type=Path, nargs="*", metavar="CAPTURE", help="captures of one engine, to fit")
-    parser.add_argument(
-        "--against",
-        type=Path,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="GATE",
-        help="captures of the same engine to validate on (default: fit alone)",
-    )
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="MODEL", help="model.json to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace the model if it exists")
-    pace = parser.add_argument_group("the pace of today, in place of a fit").add_argument
-    pace("--pace-from", type=Path, metavar="CAPTURE", help="scale --latency-model by the step times of any traffic")
-    pace("--latency-model", type=Path, metavar="MODEL", help="model.json whose shape stays")
-    parser.add_argument("--bootstrap", type=int, default=400, help="resamples for intervals; 0: none")
-    parser.add_argument("--seed", type=seed, default=0, help="seed of resampling and of the ensemble")
-    parser.add_setting(
-        "--api-server",
-        dest="frontend",
-        choices=get_args(FrontendPlacement),
-        help="API server: works on all requests at once (parallel), on one at a time (serial), or so on the engine's "
-        "core (shared_core); default: the simplest that predicts best",
-    )
-    parser.add_setting(
-        "--term",
-        action="append",
-        choices=[*EXTRA_TERMS, "none"],
-        default=[],
-        help="cost to fit beyond the default ones; repeatable (none: no more; default: those that improve forecasts of "
-        "captures left out)",
-    )
-    add_engine_flags(parser)
-    add_validation_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -126,7 +72,7 @@ def _run_pace(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def read_config(arguments: argparse.Namespace) -> "fitting.FitConfig":
+def read_config(arguments: argparse.Namespace) -> fitting.FitConfig:
     """Read the command line. Raises InputError that names the flag."""
     checked_bootstrap(arguments.bootstrap)
     terms = arguments.term
@@ -138,7 +84,7 @@ def read_config(arguments: argparse.Namespace) -> "fitting.FitConfig":
     return fitting.FitConfig(**(same_named(fitting.FitConfig, arguments) | made))
 
 
-def _described(fitted: "fitting.Fitted", config: "fitting.FitConfig") -> Iterable[str]:
+def _described(fitted: fitting.Fitted, config: fitting.FitConfig) -> Iterable[str]:
     yield describing.describe_fit(fitted.model)
     if fitted.unidentified:
         command = fitted.model.diagnostics["next_capture"]

@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from measure.wording import rests_on
+from sim.engine import simulation
 from sim.engine.deployment import Deployment
 from sim.engine.fleetplan import (
     CAPTURED,
@@ -21,23 +24,13 @@ from sim.latency.modelfile import Model, engine_with
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvgroups import parse_groups
 from sim.vllm.settings import refuse_other_attention
+from sim.workload import arrivalorder
+from sim.workload import arrivals as planning
+from sim.workload.arrivals import Arrivals
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import load_trace
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule, late_modules
 from tracefile.records.schema import Meta, Record
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from sim.engine import simulation
-    from sim.workload import arrivalorder
-    from sim.workload import arrivals as planning
-    from sim.workload.arrivals import Arrivals
-else:  # numpy, which the flags need not
-    np = LateModule("numpy")
-    simulation = LateModule("sim.engine.simulation")
-    arrivalorder, planning = late_modules("sim.workload", "arrivalorder arrivals")
 
 AS_DEPLOYED = Deployment()
 
@@ -54,7 +47,7 @@ class Captured:
     """The engine's settings: those that the trace tells or shows, else the model's."""
     paced: bool
     """Later turns wait for the outputs before them; if not, every request comes at its recorded offset."""
-    planned: "dict[tuple[int, bool, bool], Arrivals]" = field(default_factory=dict, compare=False)
+    planned: dict[tuple[int, bool, bool], Arrivals] = field(default_factory=dict, compare=False)
     """Arrivals as captured, by what they depend on: kept, as scenarios share them."""
 
     @property
@@ -80,7 +73,7 @@ class Load:
     """A scenario's planned arrivals and engine."""
 
     scenario: Scenario
-    arrivals: "Arrivals"
+    arrivals: Arrivals
     engine: EngineConfig
     fleet: FleetPlan | None = None
     """None: one engine."""
@@ -175,7 +168,7 @@ def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig,
     return engine, fleet_plan(told, route, scenario.events, lambda: upstreams), deployment
 
 
-def at_rate(arrivals: "Arrivals", rate: float) -> "Arrivals":
+def at_rate(arrivals: Arrivals, rate: float) -> Arrivals:
     """Divide offsets from the first arrival by ``rate``; think times stay."""
     if rate == 1.0:
         return arrivals

@@ -25,7 +25,7 @@ from sim.latency.modelfile import Model, Parameter
 from sim.latency.noise import WIDEST_LOG
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
-from tracefile.commandline.workers import results
+from tracefile.commandline.processes import results
 from tracefile.records.arrays import FloatArray, IntArray
 
 MOST_GAPS = 1 << 17

@@ -8,41 +8,31 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from measure.cohorts import ALL, cohort_title
 from measure.thresholds import Threshold
+from report.grid import panels
 from report.grid.points import THROUGHPUT, title_of, value_text
 from report.output import page_path, put_page
+from sim.forecast import points
 from sim.forecast.captured import Captured, plan
 from sim.forecast.limits import measure_name, parse_limit
+from sim.forecast.points import ForecastConfig
 from sim.forecast.results import NOT_TRUSTED, ForecastGrid, ForecastPoint, Outcome
 from sim.forecast.scenarios import (
     AS_CAPTURED,
     AXIS_OF,
     Scenario,
-    add_capture_arguments,
-    add_scenario_flags,
     scenarios_of,
 )
 from sim.vllm.config import MOST
-from tracefile.commandline.parser import Parser
 from tracefile.commandline.progress import counted
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule
-
-if TYPE_CHECKING:
-    from report.grid import panels
-    from sim.forecast import points
-    from sim.forecast.points import ForecastConfig
-else:  # a page's libraries, which the flags need not
-    panels = LateModule("report.grid.panels")
-    points = LateModule("sim.forecast.points")
 
 RATE: Final = "rate"
-MINIMIZED: Final = ("num-gpu-blocks", "replicas", "host-blocks")
 RATES: Final = (0.1, 10.0)
 """Searched unless asked otherwise, as multiples of the captured rate."""
 REPLICAS: Final = (1, 16)
@@ -61,32 +51,6 @@ class Question:
     """Distance at which the bisection stops, as a share."""
 
 
-EPILOG = """\
-examples:
-  sim search monday.jsonl.zst --latency-model model.json --minimize num-gpu-blocks --target 'ttft.p90<=500ms'
-  sim search monday.jsonl.zst --latency-model model.json --maximize rate --target 'ttft.p99<=2s'
-"""
-
-
-def add_arguments(parser: Parser) -> None:
-    add_capture_arguments(parser)
-    wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--minimize", choices=MINIMIZED, help="what to find the least of (required, or --maximize)")
-    wanted.add_argument("--maximize", choices=[RATE], help="what to find the most of (required, or --minimize)")
-    parser.add_argument(
-        "--target",
-        required=True,
-        metavar="THRESHOLD",
-        help="[COHORT.]METRIC.pNN<=LIMIT of ttft, itl or e2e, as turns2+.ttft.p90<=500ms, or hit_rate>=30%%",
-    )
-    parser.add_argument(
-        "--between",
-        metavar="LOW,HIGH",
-        help="where to look, such as 2,8 (default: every cache, rates 0.1 to 10, 1 to 16 replicas)",
-    )
-    add_scenario_flags(parser)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Search and print; 1 if no value holds."""
     quantity: str = arguments.minimize or arguments.maximize
@@ -102,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(found.outcome == "none holds")
 
 
-def search(config: "ForecastConfig", question: Question) -> ForecastGrid:
+def search(config: ForecastConfig, question: Question) -> ForecastGrid:
     forecast = points.PointForecast(config, "--target", [question.target])
     done = counted(range(sys.maxsize), "forecasts")
     ends = low, high = question.between or _widest(forecast.captured, question)

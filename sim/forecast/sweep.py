@@ -9,37 +9,27 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import log
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from measure import wording
-from measure.metrics.flags import add_gpus_argument, checked_gpus
+from measure.metrics.flags import checked_gpus
 from measure.thresholds import Threshold
+from report.grid import panels
 from report.grid.points import COST, PER_GPU, THROUGHPUT, Setting, pareto_set, title_of, value_text
 from report.output import page_path, put_page
+from sim.forecast import points
 from sim.forecast.captured import Captured, plan_as
 from sim.forecast.grid import Grid, read_grid
 from sim.forecast.limits import parse_limit
+from sim.forecast.points import ForecastConfig, PointValues
 from sim.forecast.results import NOT_TRUSTED, ForecastGrid, ForecastPoint
-from sim.forecast.scenarios import AXES, Scenario, add_capture_arguments
-from tracefile.commandline.parser import Parser
+from sim.forecast.scenarios import AXES, Scenario
+from tracefile.commandline.processes import results
 from tracefile.commandline.progress import counted
-from tracefile.commandline.workers import results
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from report.grid import panels
-    from sim.forecast import points
-    from sim.forecast.points import ForecastConfig, PointValues
-else:  # numpy and a page's libraries, which the flags need not
-    np = LateModule("numpy")
-    panels = LateModule("report.grid.panels")
-    points = LateModule("sim.forecast.points")
 
 EVEN: Final = 0.02
 """Values that differ by no more are equal."""
@@ -58,24 +48,6 @@ class Choice:
     gpus: int = 1
     """Of an engine."""
     procs: int | None = None
-
-
-EPILOG = "examples:\n  sim sweep grid.toml monday.jsonl.zst --latency-model model.json --slo 'ttft.p90<=500ms'\n"
-
-
-def add_arguments(parser: Parser) -> None:
-    parser.add_argument("grid", type=Path, help="TOML file of the axes and their values (docs/capacity.md)")
-    add_capture_arguments(parser)
-    parser.add_argument(
-        "--slo",
-        action="append",
-        default=[],
-        metavar="THRESHOLD",
-        help="limit of the chosen point, as ttft.p90<=500ms or hit_rate>=30%% (default: today's TTFT p90; repeatable)",
-    )
-    parser.add_argument("--gpu-price", type=float, help="price of a GPU and hour, such as 2.5, for the cost of tokens")
-    add_gpus_argument(parser)
-    parser.add_setting("--procs", type=int, help="processes (default: one per core)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -97,7 +69,7 @@ def _choice(arguments: argparse.Namespace) -> Choice:
     return Choice(slos=slos, gpu_price=price, gpus=checked_gpus(arguments.gpus) or 1, procs=arguments.procs)
 
 
-def sweep(config: "ForecastConfig", grid: Grid, choice: Choice) -> ForecastGrid:
+def sweep(config: ForecastConfig, grid: Grid, choice: Choice) -> ForecastGrid:
     """Forecast all points once, then today's, the choice and the Pareto set by an ensemble."""
     work = points.PointForecast(config, "--slo", choice.slos)
     base, latency = _with_own_values(work.captured, grid), points.latency_of(choice.slos)
@@ -142,7 +114,7 @@ def key_of(scenario: Scenario) -> str:
 
 
 def _point(
-    scenario: Scenario, base: Scenario, settings: tuple[dict[str, Setting], int], values: "PointValues", choice: Choice
+    scenario: Scenario, base: Scenario, settings: tuple[dict[str, Setting], int], values: PointValues, choice: Choice
 ) -> ForecastPoint:
     gpus = settings[1] * choice.gpus
     values.values[PER_GPU] = values.values[THROUGHPUT] / gpus

@@ -5,61 +5,45 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import numpy as np
 
+from measure import runs as recording
 from measure.cohorts import ALL
 from measure.metrics.flags import checked_bootstrap
+from measure.runs import Run
 from measure.thresholds import TOO_UNCERTAIN
+from report.compare import comparison, panels
+from report.compare import gates as gating
+from report.compare.comparison import Compared
 from report.compare.results import LEVELS
 from report.compare.results import Forecast as Facts
-from report.output import add_page_argument, page_path, write_page
+from report.output import page_path, write_page
 from report.pages.panels import print_page
+from sim.engine import results as outcomes
+from sim.engine import simulatedrequest as layout
+from sim.fit import pace as pacing
+from sim.fit.pace import Pace
+from sim.forecast import baselines as predicting
+from sim.forecast import ensemble, following, saturation
+from sim.forecast import fleets as running
 from sim.forecast.captured import Captured, plan, read_captured
+from sim.forecast.ensemble import Forecast
 from sim.forecast.scenarios import Scenario
 from sim.latency.fittraces import refuse_fitted
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.verdicts import Verdict, engine_differences, engine_named, keep_verdict, verdicts_path
-from sim.vllm.config import add_engine_flags, engine_overrides
-from tracefile.commandline.parser import Parser, seed
+from sim.vllm.config import engine_overrides
 from tracefile.commandline.printing import print_json
 from tracefile.commandline.progress import counted
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule, late_modules
 from tracefile.records.schema import Meta
 from tracefile.storage.output import refuse_inputs
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from measure import runs as recording
-    from measure.runs import Run
-    from report.compare import comparison, panels
-    from report.compare import gates as gating
-    from report.compare.comparison import Compared
-    from sim.engine import results as outcomes
-    from sim.engine import simulatedrequest as layout
-    from sim.fit import pace as pacing
-    from sim.fit.pace import Pace
-    from sim.forecast import baselines as predicting
-    from sim.forecast import ensemble, following, saturation
-    from sim.forecast import fleets as running
-    from sim.forecast.ensemble import Forecast
-else:  # numpy and a page's libraries, which the flags need not
-    np = LateModule("numpy")
-    recording = LateModule("measure.runs")
-    comparison, gating, panels = late_modules("report.compare", "comparison gates panels")
-    outcomes = LateModule("sim.engine.results")
-    pacing = LateModule("sim.fit.pace")
-    predicting, ensemble, following, running, saturation = late_modules(
-        "sim.forecast", "baselines ensemble following fleets saturation"
-    )
-    layout = LateModule("sim.engine.simulatedrequest")
-
 
 CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED = "captured", "again", "predicted", "cold", "cold-predicted"
 
@@ -87,73 +71,6 @@ class ValidateConfig:
     """Forecast a second time, at the pace of the capture's own steps."""
 
 
-EPILOG = (
-    "Exit codes: 0 done, 1 a gate failed, 2 bad input, 3 no gate failed but one is too uncertain to say.\n\n"
-    "examples:\n  sim validate monday.jsonl.zst --latency-model model.json --html validated.html\n"
-    "  sim validate tap.jsonl.zst --latency-model model.json --follow\n"
-)
-
-
-def add_arguments(parser: Parser) -> None:
-    parser.add_argument("trace", type=Path, help="the capture to forecast; never one that the model was fitted on")
-    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim calibrate")
-    parser.add_argument(
-        "--repeat",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="OTHER",
-        help="another capture of the same load: errors are against the mean of all (repeatable)",
-    )
-    parser.add_argument(
-        "--cold",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="COLD",
-        help="the same load captured without sharing: forecast from TRACE too (again: its repeats)",
-    )
-    parser.add_argument(
-        "--follow",
-        action="store_true",
-        help="judge the last minutes of a trace while it grows, at low priority, until Ctrl-C",
-    )
-    parser.add_setting("--upstream", metavar="URL", help="with --follow: the engine to judge, of a trace of several")
-    add_engine_flags(parser)
-    add_validation_flags(parser)
-    parser.add_argument("--seed", type=seed, default=0, help="seed of the ensemble and of resampling")
-    parser.add_argument("--bootstrap", type=int, default=500, help="draws for intervals")
-
-
-def add_validation_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cold-prompts", action="store_true", help="nothing is shared (default: as the trace says)")
-    parser.add_argument(
-        "--replay-sessions",
-        action=argparse.BooleanOptionalAction,
-        help="a turn waits for the predicted end of the one before (default: as the trace was paced)",
-    )
-    parser.add_argument(
-        "--members", type=int, default=64, help="forecasts of the load, each with its own parameters and noise"
-    )
-    parser.add_argument(
-        "--gate",
-        action="append",
-        default=[],
-        metavar="EXPRESSION",
-        help="exit 1 unless it holds, 3 if too uncertain, as ttft.p90.error<=10%% (repeatable)",
-    )
-    parser.add_argument(
-        "--no-default-gates",
-        action="store_true",
-        help="judge by --gate alone; default: cached tokens, TTFT p50, p90, p99, bands, baselines (docs/model.md)",
-    )
-    parser.add_argument(
-        "--no-pace", action="store_true", help="no second forecast at the pace of the capture's own steps, ungated"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
-    add_page_argument(parser)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Forecast, judge, print; 1 if a gate fails, 3 if one is too uncertain."""
     if arguments.follow:
@@ -176,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     return report(config, compared)
 
 
-def keep_gates(path: Path, model: Model, trace: str, compared: "Compared") -> None:
+def keep_gates(path: Path, model: Model, trace: str, compared: Compared) -> None:
     """Keep the outcome beside the model in ``path``, for forecasts of it to tell; ``trace``: its name in them."""
     gates, run = compared.result.gates, compared.runs[CAPTURED]
     untested = [gate.name for gate in gates if gate.state == "not tested"]
@@ -217,7 +134,7 @@ def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
     )
 
 
-def report(config: ValidateConfig, compared: "Compared") -> int:
+def report(config: ValidateConfig, compared: Compared) -> int:
     """Print tables (to stderr beside JSON) and write the page; 1 if a gate failed, 3 if one is too uncertain."""
     page = panels.comparison_page(compared)
     if config.html is not None:
@@ -226,7 +143,7 @@ def report(config: ValidateConfig, compared: "Compared") -> int:
     return gating.exit_code(compared.result.gates)
 
 
-def validate(config: ValidateConfig, model: Model) -> "Compared":
+def validate(config: ValidateConfig, model: Model) -> Compared:
     """Read the captures, forecast, judge. InputError if the model was fitted on any of them."""
     again, cold = _numbered(AGAIN, config.again), _numbered(COLD, config.cold)
     for path in (*again.values(), *cold.values()):
@@ -261,7 +178,7 @@ def validate(config: ValidateConfig, model: Model) -> "Compared":
     )
 
 
-def _own_pace(config: ValidateConfig, model: Model, captured: Captured) -> "Pace | None":
+def _own_pace(config: ValidateConfig, model: Model, captured: Captured) -> Pace | None:
     """Return the pace of the capture's steps; None: not wanted, or too few are seen."""
     if not config.at_pace:
         return None
@@ -278,9 +195,9 @@ def _predict(
     fitted: Model,
     captured: Captured,
     scenario: Scenario,
-    run: "Run",
+    run: Run,
     *,
-    pace: "Pace | None" = None,
+    pace: Pace | None = None,
 ) -> "tuple[list[Run], Facts]":
     """Forecast ``run`` under ``scenario``, by the model as it was fitted or at a pace."""
     load, model = plan(captured, scenario), fitted if pace is None else pacing.with_pace(fitted, pace)
@@ -318,7 +235,7 @@ def _predict(
     return [member_run(found, number, blank) for number in range(found.members)], facts
 
 
-def member_run(found: "Forecast", number: int, run: "Run") -> "Run":
+def member_run(found: Forecast, number: int, run: Run) -> Run:
     outcome = found.outcome[number]
     copied = outcome == layout.AS_RECORDED
     failed = (outcome == layout.UNSERVABLE) | (outcome == layout.PARENT_FAILED)

@@ -3,46 +3,35 @@
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from measure import wording
 from measure.cohorts import MAIN, cohort_title
 from measure.thresholds import TOO_UNCERTAIN, Threshold
+from report.grid import panels
 from report.grid.points import LEVELS, THROUGHPUT, effect_text, reading_of, span_text, value_text
 from report.output import page_path, put_page
+from report.pages import figures
 from report.pages.panels import Check, Figure, Page, Panel
+from sim.forecast import points
+from sim.forecast import summary as summing
 from sim.forecast.captured import Captured, plan_as
 from sim.forecast.limits import KEYS, judge, parse_limit, ttft
+from sim.forecast.points import ForecastConfig
 from sim.forecast.results import EffectGate, ForecastGrid, ForecastPoint, Kind
 from sim.forecast.scenarios import (
     AS_CAPTURED,
     SCENARIO_FLAGS,
     Scenario,
-    add_capture_arguments,
-    add_scenario_flags,
     parse_base,
     scenarios_of,
 )
 from tracefile.commandline.ending import verdict_code
-from tracefile.commandline.parser import Parser
 from tracefile.commandline.progress import counted
 from tracefile.records.errors import InputError
-from tracefile.records.latenames import LateModule, late_modules
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from report.grid import panels
-    from report.pages import figures
-    from sim.forecast import points
-    from sim.forecast import summary as summing
-    from sim.forecast.points import ForecastConfig
-else:  # numpy and a page's libraries, which the flags need not
-    np = LateModule("numpy")
-    panels, figures = LateModule("report.grid.panels"), LateModule("report.pages.figures")
-    points, summing = late_modules("sim.forecast", "points summary")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +42,6 @@ class WhatIf:
     base: Scenario = AS_CAPTURED
     """Forecast that effects are against."""
     gates: tuple[Threshold, ...] = ()
-
-
-EPILOG = "examples:\n  sim what-if monday.jsonl.zst --latency-model model.json --num-gpu-blocks 20000,40000,80000\n"
-
-
-def add_arguments(parser: Parser) -> None:
-    add_capture_arguments(parser)
-    parser.add_argument(
-        "--base",
-        metavar="NAME=VALUE,…",
-        help="forecast that effects are against, such as rate=0.1,num-gpu-blocks=29600 (default: the capture)",
-    )
-    parser.add_argument(
-        "--gate",
-        action="append",
-        default=[],
-        metavar="THRESHOLD",
-        help="exit 1 unless every scenario keeps this, 3 if members differ, as hit_rate.difference>=-1%% or "
-        "ttft.p95.ratio<=1.05",
-    )
-    add_scenario_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -88,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     return verdict_code(failed=failed, uncertain=not all(gate.sure for gate in result.gates))
 
 
-def forecast_scenarios(config: "ForecastConfig", asked: WhatIf) -> ForecastGrid:
+def forecast_scenarios(config: ForecastConfig, asked: WhatIf) -> ForecastGrid:
     """Return the points: the measured one, the capture's forecast, the base if it is another, the scenarios."""
     forecast = points.PointForecast(config)
     captured = forecast.captured

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tracefile.commandline.workers import results
+from tracefile.commandline.processes import results
 from tracefile.records.errors import InputError
 
 

@@ -1,0 +1,1 @@
+"""Flags of the sim commands that forecast; each ``run`` imports its command's work."""
