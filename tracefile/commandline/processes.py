@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import process
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 from tracefile.commandline.workers import usable_cores
@@ -35,15 +36,21 @@ def results(
     context = multiprocessing.get_context(START_METHOD)
     pool = futures.ProcessPoolExecutor(procs, context, initializer=_hold, initargs=(work,))
     before = multiprocessing.active_children()
+    left = iter(tasks)
     try:
-        task_of = {pool.submit(_run, task): task for task in tasks}
-        for done in futures.as_completed(task_of):
-            yield task_of[done], done.result()
-    except process.BrokenProcessPool:
-        raise InputError("a process of this command died, as for want of memory; expected more, or procs = 1") from None
-    except BaseException:
+        # Few at a time: a pool that breaks while it is given tasks leaves its other processes running.
+        task_of = {pool.submit(_run, task): task for task in islice(left, 2 * procs)}
+        while task_of:
+            for done in futures.wait(task_of, return_when=futures.FIRST_COMPLETED).done:
+                task = task_of.pop(done)
+                task_of |= {pool.submit(_run, following): following for following in islice(left, 1)}
+                yield task, done.result()
+    except BaseException as error:
         for child in set(multiprocessing.active_children()) - set(before):
             child.terminate()
+        if isinstance(error, process.BrokenProcessPool):
+            advice = "expected more, or procs = 1"
+            raise InputError(f"a process of this command died, as for want of memory; {advice}") from None
         raise
     finally:
         pool.shutdown(cancel_futures=True)
