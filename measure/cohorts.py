@@ -6,8 +6,14 @@ alone in one run may share the engine in the other, and a cell of requests that 
 other side with its ordinary variation.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
+
+import numpy as np
+
+from measure.runs import UNKNOWN, Run
+from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 
 ALL: Final = "all"
 FIRST_TURN: Final = "turn1"
@@ -46,3 +52,47 @@ def bucket_names(kind: str, edges: tuple[int, ...]) -> list[str]:
 
 UNCACHED: Final = bucket_names("uncached", UNCACHED_EDGES)
 """Names of the cohorts by uncached prompt tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """Values that decide the cohorts of a run's n records; UNKNOWN where the trace has none."""
+
+    turn: IntArray
+    uncached_tokens: IntArray
+    concurrency: IntArray
+
+
+def own_traits(run: Run) -> Traits:
+    """Return the traits as the run itself recorded them."""
+    known = (run.prompt_tokens != UNKNOWN) & (run.cached_tokens != UNKNOWN)
+    uncached = np.where(known, run.prompt_tokens - run.cached_tokens, UNKNOWN)
+    return Traits(run.turn, np.where(known, np.maximum(uncached, 0), UNKNOWN), run.concurrency)
+
+
+def borrowed_traits(own: Traits, truth: Traits, rows: IntArray, truth_rows: IntArray) -> Traits:
+    """Return the traits with turn and uncached tokens of the truth where the truth has the request and the value."""
+
+    def borrow(mine: IntArray, theirs: IntArray) -> IntArray:
+        result = mine.copy()
+        known = theirs[truth_rows] != UNKNOWN
+        result[rows[known]] = theirs[truth_rows[known]]
+        return result
+
+    return Traits(borrow(own.turn, truth.turn), borrow(own.uncached_tokens, truth.uncached_tokens), own.concurrency)
+
+
+def cohort_rows(traits: Traits) -> dict[str, IntArray]:
+    """Return the row numbers of each cohort that has a record, in the order of display."""
+    masks: dict[str, BoolArray] = {ALL: np.ones(len(traits.turn), dtype=np.bool_)}
+    masks[FIRST_TURN] = traits.turn == 1
+    masks[LATER_TURNS] = traits.turn >= 2
+    masks |= _buckets("uncached", traits.uncached_tokens, UNCACHED_EDGES)
+    masks |= _buckets("load", traits.concurrency, LOAD_EDGES)
+    return {name: np.flatnonzero(mask) for name, mask in masks.items() if mask.any()}
+
+
+def _buckets(kind: str, values: IntArray, edges: tuple[int, ...]) -> dict[str, BoolArray]:
+    upper: FloatArray = np.array([*edges[1:], np.inf])
+    names = bucket_names(kind, edges)
+    return {name: (values >= low) & (values < high) for name, low, high in zip(names, edges, upper, strict=True)}

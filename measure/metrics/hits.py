@@ -5,11 +5,10 @@ from typing import Final
 
 import numpy as np
 
-from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
+from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_rows, own_traits
 from measure.metrics.results import HitCount, HitParting, Hits, Prefill, UpstreamMetrics
 from measure.metrics.statistics import statistics_of
 from measure.runs import UNKNOWN, Run
-from measure.traits import cohort_rows, own_traits
 from tracefile.records.arrays import IntArray
 
 DEFAULT_BLOCK: Final = 16

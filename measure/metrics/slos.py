@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from measure.cohorts import cohort_rows, own_traits
 from measure.metrics.client import lag_ms_of
 from measure.metrics.flags import EXAMPLE
 from measure.metrics.requests import PER_GAP, REQUEST_METRICS, known, success
@@ -17,7 +18,6 @@ from measure.metrics.statistics import quantile_of
 from measure.metrics.workload import wall
 from measure.runs import Run
 from measure.thresholds import Threshold, Unit, parse_threshold
-from measure.traits import cohort_rows, own_traits
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import USAGE_ADVICE, InputError
 

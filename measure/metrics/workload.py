@@ -4,11 +4,11 @@ from typing import Final
 
 import numpy as np
 
+from measure.cohorts import own_traits
 from measure.metrics.requests import known
 from measure.metrics.results import Concurrency, Rates, Timeline, Workload
 from measure.quantiles import ROUNDING
 from measure.runs import UNKNOWN, Run
-from measure.traits import own_traits
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 
 WINDOW_S: Final = 30.0

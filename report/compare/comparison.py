@@ -9,14 +9,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from measure.cohorts import MAIN
+from measure.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, own_traits
 from measure.metrics.slos import Slo, slos_of
 from measure.metrics.trace import measure_run
 from measure.resampling import CONFIDENCE, busy_units, draw_weights
 from measure.runs import STATUSES, Run, load_run
 from measure.survival import Waits
 from measure.thresholds import BELOW_SATURATION, IN_SATURATION
-from measure.traits import Traits, borrowed_traits, cohort_rows, own_traits
 from measure.waits import completion_waits, first_token_waits, token_gaps, token_paces
 from report.compare.cells import (
     MIN_CELL,

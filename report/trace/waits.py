@@ -5,11 +5,10 @@ from typing import Final
 
 import numpy as np
 
-from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, MAIN, cohort_title
+from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, MAIN, cohort_rows, cohort_title, own_traits
 from measure.metrics.sessions import busy_periods
 from measure.resampling import CONFIDENCE, draw_weights
 from measure.runs import Run
-from measure.traits import cohort_rows, own_traits
 from measure.waits import first_token_waits
 from report.compare.cells import Cell, describe, measure
 from report.compare.panels import interval_text, quantile_text

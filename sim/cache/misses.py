@@ -68,7 +68,7 @@ def _causes(prompts: Prompts, usable_blocks: int | None) -> IntArray:
     cache, cached, hit_tokens = kvcache.single_group_cache(block_size, usable_blocks), [], []
     known = prompts.prompt_blocks
     for request, blocks in zip(prompts.requests(), known.tolist(), strict=True):
-        cached.append(cache.count_hits(request.keys[request.first_key : request.first_key + blocks]))
+        cached.append(cache.pool.lookup(request, blocks))
         hit_tokens.append(cache.serve_alone(request))
     seen = interning.unlimited_hits(interner.number(prompts.keys), prompts.starts, known, interner.distinct)
     hit, held = np.array(hit_tokens, np.int64), np.array(cached, np.int64) * block_size

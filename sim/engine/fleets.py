@@ -13,7 +13,7 @@ from sim.engine.simulatedrequest import AS_RECORDED, SimulatedRequest
 from sim.engine.simulation import make_engine, request_columns
 from sim.engine.tiers import TierTraffic, traffic_of
 from sim.latency.modelfile import Model
-from sim.latency.noisetables import frontend_factors
+from sim.latency.noise import frontend_factors
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals
 from tracefile.records.arrays import IntArray

@@ -13,8 +13,7 @@ from sim.engine.deployment import Deployment
 from sim.engine.loop import Engine
 from sim.engine.simulatedrequest import SimulatedRequest
 from sim.latency.modelfile import Model
-from sim.latency.noise import Noise, steps_stream, weights
-from sim.latency.noisetables import frontend_factors, normals_table, step_knots, step_table
+from sim.latency.noise import Noise, frontend_factors, normals_table, step_knots, step_table, steps_stream, weights
 from sim.latency.stepcost import NUM_ROW_TERMS, StepCost
 from sim.latency.stepnoise import StepNoise
 from sim.vllm.config import EngineConfig

@@ -11,21 +11,23 @@ interpolated in tables (``sim.latency.stepnoise``).
 """
 
 import math
+from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
+from statistics import NormalDist
 
 import msgspec
+import numpy as np
 import xxhash
 
+from sim.latency.stepnoise import NORMALS, PER_NORMAL, WIDEST
 from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64
+from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
 
 LEVELS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
 """Probabilities at which quantiles are kept. Beyond the outermost ones the quantile is constant: no tail is assumed."""
 
-NORMALS = 1 << 12
-"""Intervals of the table of normals, which ends at probabilities of a quarter of an interval."""
-WIDEST, PER_NORMAL = 5, 128
-"""Range of the table of steps' logs, in standard deviations to each side, and its intervals per standard deviation."""
 WIDEST_LOG = 50.0
 """Greatest log ratio to either side: a factor of 5e21, far from what overflows."""
 _STEPS = b"\0steps"
@@ -89,3 +91,35 @@ def steps_stream(seed: int) -> int:
 def uniform(key: int, counter: int) -> float:
     """Draw a number from 0 to below 1: splitmix64 of the counter in the stream ``key``."""
     return (mix64(key + (counter + 1) * GOLDEN) >> 11) * 2.0**-53
+
+
+def step_knots(noise: Noise) -> FloatArray:
+    return np.asarray(np.log(np.asarray(noise.step_ms)))
+
+
+def step_table(noise: Noise) -> FloatArray:
+    """log(observed / predicted) per knot at normals from −``WIDEST`` to ``WIDEST``; no rows: every factor is 1."""
+    if not any(any(row) for row in noise.step_log_ratio):
+        return np.empty((0, 0))
+    at = np.arange(-WIDEST * PER_NORMAL, WIDEST * PER_NORMAL + 1) / PER_NORMAL
+    normal = NormalDist()
+    u = [normal.cdf(z) for z in at.tolist()]
+    return np.stack([np.interp(u, noise.levels, row) for row in noise.step_log_ratio])
+
+
+def frontend_factors(noise: Noise, seed: int | None, request_ids: Sequence[str]) -> FloatArray:
+    """Factors on the API server's time per request, shape (n,); ``seed`` None: the median."""
+    if seed is None or not any(noise.frontend_log_ratio):
+        return np.full(len(request_ids), _frontend_factor(noise, 0.5))
+    return np.array([_frontend_factor(noise, uniform(stream(seed, name.encode()), 0)) for name in request_ids])
+
+
+def _frontend_factor(noise: Noise, u: float) -> float:
+    return math.exp(float(np.interp(u, noise.levels, noise.frontend_log_ratio)))
+
+
+@cache
+def normals_table() -> FloatArray:
+    """Standard normals at probabilities 0 to 1 in ``NORMALS`` steps, the outermost at a quarter of a step."""
+    least, normal = 0.25 / NORMALS, NormalDist()
+    return np.array([normal.inv_cdf(min(max(i / NORMALS, least), 1.0 - least)) for i in range(int(NORMALS) + 1)])

@@ -21,7 +21,7 @@ from measure.histogram import HistogramCounts, add_value, empty_counts
 from sim.engine.apiserver import EntryClock
 from sim.engine.simulation import make_scheduler, step_noise
 from sim.latency.modelfile import Model
-from sim.latency.noisetables import frontend_factors
+from sim.latency.noise import frontend_factors
 from sim.latency.stepcost import StepCost
 from sim.serving.output import Generation
 from sim.vllm.scheduler import Step

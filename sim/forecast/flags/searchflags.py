@@ -3,10 +3,7 @@
 import argparse
 from typing import Final
 
-from sim.forecast.scenarios import (
-    add_capture_arguments,
-    add_scenario_flags,
-)
+from sim.forecast.scenarios import add_capture_arguments, add_scenario_flags
 from tracefile.commandline.parser import Parser
 
 MINIMIZED: Final = ("num-gpu-blocks", "replicas", "host-blocks")

@@ -2,10 +2,7 @@
 
 import argparse
 
-from sim.forecast.scenarios import (
-    add_capture_arguments,
-    add_scenario_flags,
-)
+from sim.forecast.scenarios import add_capture_arguments, add_scenario_flags
 from tracefile.commandline.parser import Parser
 
 EPILOG = "examples:\n  sim what-if monday.jsonl.zst --latency-model model.json --num-gpu-blocks 20000,40000,80000\n"

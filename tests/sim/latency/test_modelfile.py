@@ -11,8 +11,7 @@ from mypy_extensions import i64
 from sim.engine.simulation import step_noise
 from sim.latency import stepcost
 from sim.latency.modelfile import Model, default_model, load_model, make_model, model_digest, save_model
-from sim.latency.noise import LEVELS, Noise
-from sim.latency.noisetables import frontend_factors
+from sim.latency.noise import LEVELS, Noise, frontend_factors
 from sim.latency.stepcost import KV_TOKENS, NUM_ROW_TERMS, NUM_STEP_TERMS, REPEATED_KV_TOKENS, REST_MS, StepCost
 from sim.latency.terms import RECEPTION_TERMS, STEP_TERMS, TERMS
 from sim.vllm.request import Request

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sim.latency.modelfile import Model
-from sim.latency.noisetables import frontend_factors
+from sim.latency.noise import frontend_factors
 from sim.latency.stepcost import NUM_ROW_TERMS, NUM_STEP_TERMS
 from sim.vllm.config import EngineConfig
 from tests.sim.oracles.arrival import Arrival

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from sim.latency.noise import NORMALS, PER_NORMAL, WIDEST, Noise, stream, uniform, weights
-from sim.latency.noisetables import normals_table, step_knots, step_table
+from sim.latency.noise import Noise, normals_table, step_knots, step_table, stream, uniform, weights
+from sim.latency.stepnoise import NORMALS, PER_NORMAL, WIDEST
 from tracefile.records.arrays import FloatArray
 
 Numbers = Sequence[float] | FloatArray
