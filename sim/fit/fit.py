@@ -53,9 +53,4 @@ def _noise_lines(model: Model) -> list[str]:
 
 def _error_lines(model: Model) -> list[str]:
     errors = model.diagnostics["errors"]
-    own = [f"TTFT in sample: median |e| {errors['median_abs']:.1%}, bias {errors['bias']:+.1%}"] if errors else []
-    return own + [
-        f"baseline {name.replace('_', ' ')} ({baseline.formula}): median |e| {baseline.median_abs_error:.1%}, "
-        f"p90 |e| {baseline.p90_abs_error:.1%}"
-        for name, baseline in model.baselines.items()
-    ]
+    return [f"TTFT in sample: median |e| {errors['median_abs']:.1%}, bias {errors['bias']:+.1%}"] if errors else []
