@@ -42,12 +42,8 @@ from report.compare.results import (
 from report.pages.figures import Curve
 from tracefile.records.arrays import FloatArray, IntArray
 
-MEASURES: Final = (*JUDGED_LEVELS, "w1_log", "median_abs_error")
-"""Errors that a forecast and a predictor are compared by: of quantiles, of the whole curve, of a request."""
 BASELINE_CELL: Final = 100
 """Requests of the smallest cohort that must beat every baseline."""
-LAST_CAPTURE: Final = "last_capture"
-"""Baseline that no gate asks for: a right model differs from a capture as another capture does, or less by a bit."""
 
 
 def judge_baselines(
@@ -75,10 +71,10 @@ def losing_p(
     exchangeable between capture and members of a right model. Null: no cohort of ``BASELINE_CELL`` requests.
     """
     join, worst = join_runs(truth, middle), np.zeros(len(members) + 1)
-    for name, run in predictors.items():
+    for run in predictors.values():
         theirs_ms, beside = np.full(len(truth), np.nan), join_runs(truth, run)
         theirs_ms[beside.truth_rows] = run.ttft_ms[beside.other_rows]
-        for rows in cohorts if name != LAST_CAPTURE else ():
+        for rows in cohorts:
             t, o = joined_rows(join, rows, truth)
             seen_ms = np.stack([truth.ttft_ms[t], *(member.ttft_ms[o] for member in members)])
             kept = ~np.isnan(seen_ms).any(axis=0) & ~np.isnan(middle.ttft_ms[o]) & ~np.isnan(theirs_ms[t])
@@ -89,19 +85,6 @@ def losing_p(
                 )
                 worst = np.maximum(worst, own / np.maximum(theirs, 1e-12))
     return float(np.mean(worst >= worst[0] - 1e-9)) if worst.any() else None
-
-
-def closer(own: DurationError, baseline: DurationError | None) -> dict[str, bool]:
-    """Return if the forecast is closer than a predictor, by each of ``MEASURES`` that both have."""
-    if baseline is None:
-        return {}
-    pairs = {name: (_error(own, name), _error(baseline, name)) for name in MEASURES}
-    return {name: ours < theirs for name, (ours, theirs) in pairs.items() if ours is not None and theirs is not None}
-
-
-def _error(judged: DurationError, measure_name: str) -> float | None:
-    found = getattr(judged, measure_name)
-    return found if found is None or isinstance(found, float) else found.error
 
 
 def counted_cohorts(cohorts: Mapping[str, PairCohort]) -> dict[str, PairCohort]:

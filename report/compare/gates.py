@@ -21,7 +21,7 @@ from measure.thresholds import (
 )
 from measure.wording import listed, share
 from report.compare.cells import MIN_CELL, gated_error
-from report.compare.ensembles import BASELINE_CELL, LAST_CAPTURE, counted_cohorts
+from report.compare.ensembles import BASELINE_CELL, counted_cohorts
 from report.compare.results import (
     LEVELS,
     METRICS,
@@ -140,7 +140,7 @@ def standard_gates(result: Comparison) -> Iterator[GateResult]:
         yield from _cached(label, pair, forecast, result.min_cell)
         yield from _quantiles(label, pair, forecast)
         yield _coverage(label, pair, forecast)
-        if baselines := {name: one for name, one in result.baselines.get(label, {}).items() if name != LAST_CAPTURE}:
+        if baselines := result.baselines.get(label):
             yield _beaten(label, pair, baselines, result.baseline_p.get(label))
 
 

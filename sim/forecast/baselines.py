@@ -1,17 +1,15 @@
 """Simpler predictors of TTFT that a forecast has to beat, each told what the forecast is not: the cached tokens.
 
-A line in uncached tokens, as the fit has it; the last capture of the same load; and a queue with one server (M/G/1)
-whose service times the fitted model gives.
+A line in uncached tokens, as the fit has it; and a queue with one server (M/G/1) whose service times the fitted model
+gives.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from measure.metrics.requests import known
 from measure.runs import STATUSES, Run
-from report.compare.ensembles import LAST_CAPTURE
 from sim.latency.modelfile import Model
 from sim.latency.stepcost import STEPS, StepCost
 from tracefile.records.arrays import FloatArray, IntArray
@@ -25,8 +23,8 @@ def queued(arrival_ms: FloatArray, service_ms: FloatArray) -> FloatArray:
     return np.asarray(done + np.maximum.accumulate(arrival_ms - done + service_ms) - arrival_ms)
 
 
-def predictors(model: Model, run: Run, repeats: Sequence[Run], *, cold: bool = False) -> dict[str, Run]:
-    """Return a capture's run with the TTFTs of each predictor in place of its own; ``repeats``: of the load forecast.
+def predictors(model: Model, run: Run, *, cold: bool = False) -> dict[str, Run]:
+    """Return a capture's run with the TTFTs of each predictor in place of its own.
 
     ``cold``: the load without sharing, which computes every prompt token.
     """
@@ -45,7 +43,7 @@ def predictors(model: Model, run: Run, repeats: Sequence[Run], *, cold: bool = F
         ttft_ms = np.full(len(run), np.nan)
         ttft_ms[order] = queued(run.arrival_ms[order], alone_ms + later_ms) - later_ms
         found["mg1_queue"] = _seen(run, ttft_ms)
-    return found | ({LAST_CAPTURE: repeats[-1]} if repeats else {})
+    return found
 
 
 def service_ms(

@@ -159,8 +159,7 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
         asked.append((COLD_PREDICTED, COLD, _without_sharing(runs[COLD].meta, config.overrides)))
     predicted = {}
     for label, truth, scenario in asked:
-        others = [runs[other] for other, repeated in repeats.items() if repeated == truth]
-        simple = predicting.predictors(model, whole, others, cold=truth == COLD)
+        simple = predicting.predictors(model, whole, cold=truth == COLD)
         forecasts = _predict(config, model, captured, scenario, whole)
         predicted[label] = comparison.Predicted(truth, *forecasts, simple)
         judging = captured if truth == CAPTURED else read_captured(paths[truth], model, paced=None)

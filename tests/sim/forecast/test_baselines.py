@@ -10,8 +10,7 @@ import pytest
 from measure.runs import UNKNOWN, Run, load_run
 from measure.waits import first_token_waits
 from report.compare.cells import Cells, measure
-from report.compare.ensembles import closer, judge_baselines, losing_p
-from report.compare.results import DurationError, QuantileError
+from report.compare.ensembles import judge_baselines, losing_p
 from sim.forecast.baselines import LINE, predictors, queued, service_ms
 from sim.latency.modelfile import Baseline, default_model
 from tracefile.files.writing import TraceWriter
@@ -73,37 +72,26 @@ def test_predictors_are_told_the_cached_tokens(tmp_path: Path) -> None:
     truth = run_of(tmp_path / "t.jsonl", [2.0 + 0.25 * (40 + number) for number in range(30)], cached=60)
     rows = np.arange(30)
     cells: Cells = {("captured", "all", "ttft"): measure(first_token_waits(truth, rows), rows, None)}
-    again = replace(truth, ttft_ms=truth.ttft_ms * 1.5)
-    found = predictors(MODEL, truth, [truth, again])
+    found = predictors(MODEL, truth)
     judged = judge_baselines(truth, {"all": rows}, cells, found)
-    assert list(judged) == [LINE, "mg1_queue", "last_capture"]
+    assert list(judged) == [LINE, "mg1_queue"]
     assert judged[LINE]["all"].median_abs_error == 0.0
-    assert judged["last_capture"]["all"].median_abs_error == pytest.approx(0.5)
     # A second between requests of 12 ms: the queue is empty.
     alone_ms = service_ms(MODEL, truth.prompt_tokens, truth.prompt_tokens - 60, truth.output_tokens)[0]
     assert found["mg1_queue"].ttft_ms.tolist() == pytest.approx(alone_ms.tolist())
     # Without sharing all tokens of a prompt are computed.
-    cold = predictors(MODEL, truth, [], cold=True)
+    cold = predictors(MODEL, truth, cold=True)
     assert cold[LINE].ttft_ms.tolist() == [2.0 + 0.25 * (100 + number) for number in range(30)]
     unsaid = replace(truth, cached_tokens=np.full(30, UNKNOWN))
-    assert np.isnan(predictors(MODEL, unsaid, [])[LINE].ttft_ms).all()
-    assert "mg1_queue" not in predictors(MODEL, unsaid, [])
-
-
-def test_closer_compares_what_both_have() -> None:
-    own = DurationError(
-        n_truth=40, n_other=40, judged=True, p50=QuantileError(error=0.1), p90=QuantileError(error=0.2), w1_log=0.3
-    )
-    other = DurationError(n_truth=40, n_other=40, judged=True, p50=QuantileError(error=0.2), p90=None, w1_log=0.2)
-    assert closer(own, other) == {"p50": True, "w1_log": False}
-    assert closer(own, None) == {}
+    assert np.isnan(predictors(MODEL, unsaid)[LINE].ttft_ms).all()
+    assert "mg1_queue" not in predictors(MODEL, unsaid)
 
 
 def test_a_forecast_may_lose_as_a_right_model_does(tmp_path: Path) -> None:
     # 39 members 1 to 39 % above 100 ms, their middle at 120; a predictor says 118.
     middle = run_of(tmp_path / "m.jsonl", [120.0] * 100, cached=0)
     members = [replace(middle, ttft_ms=np.full(100, 100.0 + place)) for place in range(1, 40)]
-    simple = {"simple": replace(middle, ttft_ms=np.full(100, 118.0)), "last_capture": middle}
+    simple = {"simple": replace(middle, ttft_ms=np.full(100, 118.0))}
 
     def p_of(captured_ms: float) -> float | None:
         truth = replace(middle, ttft_ms=np.full(100, captured_ms))
