@@ -85,7 +85,7 @@ class Compile(build_ext):  # type: ignore[misc]
             extension.extra_compile_args = list(source.extra_compile_args)
             if os.name != "nt":
                 # A new warning must not fail. A fused multiply-add would give other bits than Python does.
-                extension.extra_compile_args += ["-Wno-error", "-ffp-contract=off"]
+                extension.extra_compile_args += ["-Wno-error", "-ffp-contract=off", "-fvisibility=hidden"]
         return True
 
     def build_extension(self, ext: Extension) -> None:

@@ -93,6 +93,14 @@ class StepCost:
             duration_ms += costs[term] * row[term]
         return duration_ms
 
+    def decode_step_ms(self, decodes: i64, kv_tokens: i64, repeated_tokens: i64) -> float:
+        """Duration of a step that ``count_decode_step`` would count."""
+        costs = self.costs
+        repeated = min(repeated_tokens, kv_tokens)
+        duration_ms = costs[STEPS] + costs[DECODES] * float(decodes)
+        duration_ms += costs[KV_TOKENS] * float(kv_tokens - repeated)
+        return duration_ms + costs[REPEATED_KV_TOKENS] * float(repeated)
+
     def reception_ms(self, prompt_tokens: i64) -> float:
         """Time that the API server takes to receive a request, before the scheduler gets it."""
         return self.costs[RECEIVED] + self.costs[RECEIVED_TOKENS] * float(prompt_tokens)
