@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from kvtape.completion import PROGRAMS
-from scripts.proxybench.processes import free_port
+from scripts.processes import free_port
 from sim.latency.modelfile import make_model, save_model
 from sim.vllm.config import EngineConfig
 from tests.conftest import running_sim_server
