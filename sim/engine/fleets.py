@@ -4,9 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i64
 
-from measure.cache.vectors import floats
+from measure.cache.vectors import floats, integers
 from sim.engine.deployment import Deployment
+from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import NONE, Fleet, Life
 from sim.engine.results import RequestResult, results_of
 from sim.engine.simulatedrequest import AS_RECORDED, SimulatedRequest
@@ -29,8 +32,43 @@ class FleetEngine:
     deployment: Deployment | None = None
 
 
+def routed_load(arrivals: Arrivals, block_size: int) -> RoutedLoad:
+    """Return the requests of a workload as a router sees them."""
+    first_keys = np.cumsum(arrivals.known) - arrivals.known
+    return RoutedLoad(
+        block_size,
+        arrivals.hashes.data,
+        words_of(arrivals, "session_id"),
+        (
+            integers(first_keys),
+            integers(first_keys + np.minimum(arrivals.known, arrivals.prompt_tokens // block_size)),
+            integers(arrivals.prompt_tokens),
+            _numbers(arrivals, "max_tokens"),
+            _numbers(arrivals, "turn"),
+        ),
+    )
+
+
+def words_of(arrivals: Arrivals, name: str) -> list[str | None]:
+    """Return a field of text of the requests."""
+    words = [word for source in arrivals.sources for word in source.words(name)]
+    return [words[row] for row in _rows(arrivals).tolist()]
+
+
+def _numbers(arrivals: Arrivals, name: str) -> vec[i64]:
+    return integers(np.concatenate([source.numbers(name) for source in arrivals.sources])[_rows(arrivals)])
+
+
+def _rows(arrivals: Arrivals) -> IntArray:
+    """Return the row of each request in its sources, one after another."""
+    starts = np.cumsum([0, *map(len, arrivals.sources)])
+    return np.asarray(starts[arrivals.source] + arrivals.rows)
+
+
 class FleetLoad:
-    """A workload on a fleet of engines."""
+    """A workload on a fleet of engines, and its run under a router: ``dispatch``."""
+
+    dispatch: Dispatch
 
     def __init__(
         self, arrivals: Arrivals, engines: Sequence[FleetEngine], seed: int | None, *, keeps_rows: bool = False

@@ -42,7 +42,7 @@ ROUNDING: Final = 1.0 + 1e-9
 class Engine:
     """Engine with its API server, in virtual time.
 
-    ``composes_ahead``: the next step is composed while one runs. ``keeps_rows``: times and counts of all steps are kept.
+    ``composes_ahead``: the next step is composed while one runs. ``keeps_rows``: times and counts of steps are kept.
     """
 
     def __init__(
