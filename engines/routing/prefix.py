@@ -20,15 +20,17 @@ LEAST_MATCH: Final = 0.3
 
 def longest_prefix(request: RoutedRequest, engines: list[RoutedEngine]) -> int:
     """Return the engine with most of the prompt cached, unless that is little or the load is uneven, as in SGLang."""
-    requests = [engine.requests for engine in engines]
-    most, least = max(requests), min(requests)
-    if most - least > IMBALANCE_REQUESTS and most > IMBALANCE_RATIO * least:
+    most = least = engines[0].requests
+    holder = engines[0]
+    for engine in engines:
+        most, least = max(most, engine.requests), min(least, engine.requests)
+        is_equal = engine.overlap == holder.overlap
+        if engine.overlap > holder.overlap or (is_equal and engine.requests < holder.requests):
+            holder = engine
+    is_uneven = most - least > IMBALANCE_REQUESTS and most > IMBALANCE_RATIO * least
+    if is_uneven or holder.overlap < max(1.0, LEAST_MATCH * len(request.blocks)):
         return least_loaded(request, engines)
-    best = max([engine.overlap for engine in engines])
-    if best < max(1.0, LEAST_MATCH * len(request.blocks)):
-        return least_loaded(request, engines)
-    holders = [place for place, engine in enumerate(engines) if engine.overlap == best]
-    return min(holders, key=lambda place: (requests[place], place))
+    return engines.index(holder)
 
 
 def _leading(blocks: Sequence[int], held: OrderedDict[int, None]) -> int:

@@ -74,8 +74,8 @@ class Router:
         """Return the place in the fleet of the engine that gets the request; nothing is counted yet."""
         if self._knowledge is not None:
             overlaps = self._knowledge.overlaps(request.blocks, request.arrival_s)
-            for engine, overlap in zip(self.engines, overlaps, strict=True):
-                engine.overlap = overlap
+            for engine in self.engines:
+                engine.overlap = overlaps[engine.place]
         return self._candidates[self._policy(request, self._candidates)].place
 
     def sent(self, request: RoutedRequest, place: int) -> None:
