@@ -34,7 +34,7 @@ from scripts.proxybench.proxies import Proxy, binary, nginx, tap, version
 from scripts.proxybench.results import Results, as_json, table
 from wire.loop import run
 
-PROXIES = ("nginx", "tap-ids", "tap-bytes")
+PROXIES = ("nginx", "tap-ids")
 QUICK_PROXIES = ("nginx", "tap-ids")
 MEASURES = ("cpu", "latency", "ttft")
 BUSY_STREAMS, QUIETER_STREAMS = 512, 128
@@ -127,7 +127,7 @@ async def proxies_up(
         elif "nginx" in wanted:
             found.append(await stack.enter_async_context(nginx(folder, upstream)))
         flags = ["--no-engine-facts", *args.tap_flags.split()]
-        taps = [name for name in ("ids", "bytes") if f"tap-{name}" in wanted]
+        taps = [name for name in ("ids",) if f"tap-{name}" in wanted]
         found += [await stack.enter_async_context(tap(folder, upstream, name, flags)) for name in taps]
         yield found
 

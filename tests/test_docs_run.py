@@ -27,6 +27,7 @@ from sim.latency.modelfile import make_model, save_model
 from sim.vllm.config import EngineConfig
 from tests.conftest import running_sim_server
 from tests.doccommands import ROOT, USER_PAGES, lines, reason
+from tests.fakes.vocabularies import write_model
 from tests.warmstart import WARM, WarmPopen
 from tracefile.__main__ import main as tracefile
 from wire.process import module_environment
@@ -66,7 +67,7 @@ SHORTER = (
     (r"--num-gpu-blocks 250,375,500", "--num-gpu-blocks 500,700"),  # the engine's blocks are half as long here
     (r"--from 1h --until 2h", "--from 10s --until 60s"),
     (r"data/grids/fleet.toml", "grid.toml"),
-    (r"/models/[\w-]+", "bytes"),
+    (r"/models/[\w-]+", "model"),
     (r"\$T\b", "--url http://localhost:8000 -o out.jsonl"),
     (r"\$C\b", "data/captures/128x2"),
     (r"\$A\b", "captured.jsonl.zst"),
@@ -102,6 +103,7 @@ class Reader:
         captured = str(folder / "captured.jsonl.zst")
         tracefile(["convert", captured, str(folder / "conversation_trace.jsonl"), "--to", "mooncake"])
         (folder / "config.json").write_text(json.dumps(CONFIG))
+        write_model("deepseek", folder / "model")
         (folder / "model.json").touch()
         (folder / "nightly").symlink_to(CAPTURES)
         (folder / "grid.toml").write_text(GRID)

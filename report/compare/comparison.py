@@ -1,4 +1,4 @@
-"""The comparison itself: read, refuse, join, cut into cohorts, measure, judge; forecasts and simple predictors too."""
+"""The comparison itself: read, refuse, join, cut into cohorts, measure, judge; forecasts too."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,13 +28,11 @@ from report.compare.cells import (
 from report.compare.ensembles import (
     counted_cohorts,
     coverage,
-    judge_baselines,
-    losing_p,
     measure_ensemble,
     middle_run,
     with_members,
 )
-from report.compare.gates import LOSING_P, Gate, advice, check_gate, parse_gate, standard_gates
+from report.compare.gates import Gate, advice, check_gate, parse_gate, standard_gates
 from report.compare.headline import doubts, headline, notes_on, order_notes
 from report.compare.pairing import Join, join_runs, other_conditions, refuse_fitted_on_compared
 from report.compare.provenance import (
@@ -323,16 +321,6 @@ class Predicted:
     members: Sequence[Run]
     """Row i of each is the same request."""
     facts: Forecast
-    baselines: Mapping[str, Run]
-    """Simpler predictors of the same truth."""
-
-
-def _losing_p(compared: Compared, label: str, one: Predicted) -> float | None:
-    counted = counted_cohorts(compared.result.pairs[label].cohorts)
-    rows = [compared.cohorts[one.truth][name] for name in counted]
-    if (len(one.members) + 1) * LOSING_P < 1.0:
-        return None
-    return losing_p(compared.runs[one.truth], one.members, compared.runs[label], rows, one.baselines)
 
 
 def judge_forecasts(
@@ -363,11 +351,6 @@ def judge_forecasts(
         compared.result,
         schema=_VALIDATE_SCHEMA,
         forecasts={label: one.facts for label, one in predicted.items()},
-        baselines={
-            label: judge_baselines(captured[one.truth], compared.cohorts[one.truth], compared.cells, one.baselines)
-            for label, one in predicted.items()
-        },
-        baseline_p={label: p for label, one in predicted.items() if (p := _losing_p(compared, label, one)) is not None},
     )
     doubted = [f"{label}: {said}" for label, one in predicted.items() for said in doubts(one.facts)]
     result = msgspec.structs.replace(result, headline=[*result.headline, *doubted])

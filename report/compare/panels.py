@@ -1,6 +1,6 @@
 """A comparison as a page: cached tokens first, then TTFT survival by cohort, tables, provenance, definitions."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from measure.cohorts import ALL, LATER_TURNS, MAIN, cohort_order, cohort_title
@@ -9,7 +9,7 @@ from measure.wording import NOTHING, duration_ms, share, signed_percent
 from report.compare.cells import JUDGED_LEVELS
 from report.compare.comparison import Compared
 from report.compare.drawing import arrival_figure, cached_figure, gap_figure, survival_figures
-from report.compare.ensembles import MEASURES, closer, counted_cohorts
+from report.compare.ensembles import counted_cohorts
 from report.compare.headline import error_text, ordered_labels, telling_cohort
 from report.compare.results import (
     LEVELS,
@@ -183,7 +183,7 @@ def _cells(measured: Duration, errors: DurationError | None) -> list[Cell]:
 
 
 def _verdict_panel(result: Comparison, label: str) -> Panel:
-    """Return a forecast's errors and bands by cohort, and the predictors that it is closer than."""
+    """Return a forecast's errors and bands by cohort."""
     pair, forecast, rows = result.pairs[label], result.forecasts[label], list[Row]()
     for name, errors in _judged(pair).items():
         band, truth = result.traces[label].cohorts[name].ttft, result.traces[pair.truth].cohorts[name].ttft
@@ -200,7 +200,7 @@ def _verdict_panel(result: Comparison, label: str) -> Panel:
     columns = ["cohort", "n", *JUDGED_LEVELS, "verdict", "per request; W1"]
     title = f"TTFT of {label} against {pair.truth}: errors, and the forecast's band in ms"
     lines = [f"{describe_forecast(forecast)}. {_aside(pair, result.min_cell)}"]
-    tables = [Table(columns, rows, title, narrow=6), *_baseline_tables(label, pair, result.baselines.get(label, {}))]
+    tables = [Table(columns, rows, title, narrow=6)]
     chapter = "Did the forecasts come true?" if label == next(iter(result.forecasts)) else ""
     return Panel(chapter=chapter, title=f"{label}, held to {pair.truth}", tables=tables, lines=lines)
 
@@ -229,17 +229,6 @@ def _aside(pair: Pair, min_cell: int) -> str:
     if small:
         sentences.append(f"Not judged under {min_cell}: {small}.")
     return " ".join(sentences)
-
-
-def _baseline_tables(label: str, pair: Pair, baselines: Mapping[str, Mapping[str, DurationError]]) -> Iterator[Table]:
-    cohorts, rows = counted_cohorts(pair.cohorts), []
-    for name, by_cohort in baselines.items():
-        found = [closer(cohort.ttft, by_cohort.get(cohort_name)) for cohort_name, cohort in cohorts.items()]
-        known = [[one[measure] for one in found if measure in one] for measure in MEASURES]
-        rows.append([name.replace("_", " "), *(f"{sum(won)} of {len(won)}" if won else NOTHING for won in known)])
-    title = f"Cohorts in which {label} is closer than simpler predictors"
-    if rows:
-        yield Table(["predictor", *JUDGED_LEVELS, "curve (W1)", "per request"], rows, title)
 
 
 def _repeat_panel(result: Comparison, label: str, pair: Pair) -> Panel | None:

@@ -65,7 +65,7 @@ def add_validation_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-default-gates",
         action="store_true",
-        help="judge by --gate alone; default: cached tokens, TTFT p50, p90, p99, bands, baselines (docs/model.md)",
+        help="judge by --gate alone; default: cached tokens, TTFT p50, p90, p99, bands (docs/model.md)",
     )
     parser.add_argument(
         "--no-pace", action="store_true", help="no second forecast at the pace of the capture's own steps, ungated"
