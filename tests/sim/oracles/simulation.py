@@ -24,7 +24,7 @@ from sim.latency.terms import StepRow
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import NOT_ADMITTED
 from sim.workload.arrivals import NOBODY, Arrivals
-from sim.workload.chain import is_private
+from sim.workload.chain import FIRST_PRIVATE
 from tests.sim.oracles.arrival import Arrival
 from tests.sim.oracles.readable.request import Request
 from tests.sim.oracles.readable.scheduler import PrefixStats
@@ -229,7 +229,7 @@ def columns(arrivals: Sequence[Arrival]) -> Arrivals:
 
 def known_keys(chains: Sequence[Sequence[int]]) -> tuple[UInt64Array, IntArray]:
     """The true hashes of each chain, which come before its private keys, chain after chain; how many each has."""
-    known = [[key for key in chain if not is_private(key)] for chain in chains]
+    known = [[key for key in chain if key > FIRST_PRIVATE] for chain in chains]
     return np.array([key for chain in known for key in chain], np.uint64), np.array([len(c) for c in known], np.int64)
 
 
