@@ -107,10 +107,6 @@ def tokens_computed(record: Record) -> int:
     return (record.prompt_tokens or 0) + max((record.output_tokens or 0) - 1, 0)
 
 
-def is_private(key: int) -> bool:
-    return key <= FIRST_PRIVATE
-
-
 def hashed_records(reader: TraceReader, inferred: InferredOutputs | None = None) -> Iterator[Record]:
     """Yield records with a known prompt length; at the end, print warnings. Raises InputError if none had hashes.
 
