@@ -13,10 +13,15 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 compiled_modules: tuple[str, ...] = (
+    "engines/routing/load.py",
+    "engines/routing/prefix.py",
+    "engines/routing/records.py",
+    "engines/routing/router.py",
     "measure/cache/hashtable.py",
     "measure/cache/stackdepth.py",
     "sim/engine/apiserver.py",
     "sim/engine/columns.py",
+    "sim/engine/dispatch.py",
     "sim/engine/eventheap.py",
     "sim/engine/fleet.py",
     "sim/engine/gaptexts.py",
@@ -85,7 +90,7 @@ class Compile(build_ext):  # type: ignore[misc]
             extension.extra_compile_args = list(source.extra_compile_args)
             if os.name != "nt":
                 # A new warning must not fail. A fused multiply-add would give other bits than Python does.
-                extension.extra_compile_args += ["-Wno-error", "-ffp-contract=off"]
+                extension.extra_compile_args += ["-Wno-error", "-ffp-contract=off", "-fvisibility=hidden"]
         return True
 
     def build_extension(self, ext: Extension) -> None:

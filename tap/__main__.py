@@ -67,7 +67,7 @@ def log_parser() -> Parser:
     add("log", type=Path, help="OpenAI chat, batch or messages JSONL, or a gateway's rows")
     add("-o", "--output", required=True, metavar="OUT", help="trace to write; .gz, .zst")
     add("--overwrite", action="store_true", help="replace OUT if it is there")
-    add("--tokenizer", required=True, metavar="PATH|bytes|ids", help="source of token ids: the model's tokenizer")
+    add("--tokenizer", required=True, metavar="PATH|ids", help="source of token ids: the model's tokenizer")
     add("--endpoint", metavar="PATH", help="API of rows that name none, as /v1/messages (default: by its keys)")
     add("--block-size", type=int, default=16, metavar="TOKENS", help="block size of the hashes")
     add("--model", metavar="NAME", help="model that hash chains start from (default: each request's own)")
@@ -169,10 +169,10 @@ def _add_hashes(group: argparse._ArgumentGroup) -> None:
     add(
         "--tokenizer",
         default=AUTO,
-        metavar="PATH|engine|bytes|ids",
+        metavar="PATH|engine|ids",
         help="source of the hashed token ids: the model's tokenizer directory; engine: its /tokenize, after the "
-        "request is relayed; bytes: UTF-8 bytes; ids: only prompts sent as ids (default: engine if it has /tokenize, "
-        "else bytes)",
+        "request is relayed; ids: prompts sent as ids, or returned by --inject (default: engine if it has /tokenize, "
+        "else ids)",
     )
     add(
         "--block-size",
@@ -324,7 +324,7 @@ def read_settings(argv: Sequence[str]) -> Settings:
     words = {word for text in args.inject for word in text.split(",")}
     _check_rotation(args)
     if args.tokenizer not in (AUTO, *NAMED_TOKENIZERS):
-        args.tokenizer = str(tokenizer_folder(Path(args.tokenizer), others=", `engine`, `bytes` or `ids`"))
+        args.tokenizer = str(tokenizer_folder(Path(args.tokenizer), others=", `engine` or `ids`"))
     made = {
         "upstreams": named if args.upstreams_file is None else read_upstreams(args.upstreams_file),
         "trace": trace,

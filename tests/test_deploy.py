@@ -89,7 +89,7 @@ def test_the_image_runs_as_no_root_and_checks_its_health_where_the_admin_port_is
     assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
     asked = re.search(r"HEALTHCHECK.*?http://127\.0\.0\.1:(\d+)/healthz", text, re.DOTALL)
     assert asked is not None
-    port = parsed([*image_arguments(), "--tokenizer", "bytes"], "Dockerfile").admin[1]
+    port = parsed([*image_arguments(), "--tokenizer", "engine"], "Dockerfile").admin[1]
     assert asked[1] == str(port)
     assert {str(port), "8001"} <= set(re.search(r"^EXPOSE (.*)$", text, re.MULTILINE)[1].split())  # type: ignore[index]
 

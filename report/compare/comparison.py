@@ -1,4 +1,4 @@
-"""The comparison itself: read, refuse, join, cut into cohorts, measure, judge; forecasts and simple predictors too."""
+"""The comparison itself: read, refuse, join, cut into cohorts, measure, judge; forecasts too."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, own_traits
-from measure.metrics.slos import Slo, slos_of
-from measure.metrics.trace import measure_run
 from measure.resampling import CONFIDENCE, busy_units, draw_weights
 from measure.runs import STATUSES, Run, load_run
 from measure.survival import Waits
@@ -28,13 +26,11 @@ from report.compare.cells import (
 from report.compare.ensembles import (
     counted_cohorts,
     coverage,
-    judge_baselines,
-    losing_p,
     measure_ensemble,
     middle_run,
     with_members,
 )
-from report.compare.gates import LOSING_P, Gate, advice, check_gate, parse_gate, standard_gates
+from report.compare.gates import Gate, advice, check_gate, parse_gate, standard_gates
 from report.compare.headline import doubts, headline, notes_on, order_notes
 from report.compare.pairing import Join, join_runs, other_conditions, refuse_fitted_on_compared
 from report.compare.provenance import (
@@ -68,7 +64,6 @@ class CompareConfig:
     seed: int = 0
     bootstrap: int = 500
     gates: tuple[str, ...] = ()
-    slos: tuple[Slo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +118,8 @@ def compare(config: CompareConfig) -> Compared:
     labels = list(config.traces)
     gates = tuple(parse_gate(text, labels, labels[1:]) for text in config.gates)
     repeats = find_repeats(config.repeats, labels[1:])
-    runs = {label: load_run(label, path, reuse=bool(config.slos)) for label, path in config.traces.items()}
-    question = Question(truths_of(runs), repeats, config.seed, config.bootstrap, gates)
-    compared = compare_runs(runs, question)
-    if not config.slos:
-        return compared
-    slos = {label: measure_run(run, slos=slos_of(label, config.slos)).slos for label, run in runs.items()}
-    return replace(compared, result=msgspec.structs.replace(compared.result, slos=slos))
+    runs = {label: load_run(label, path) for label, path in config.traces.items()}
+    return compare_runs(runs, Question(truths_of(runs), repeats, config.seed, config.bootstrap, gates))
 
 
 def compare_runs(runs: Mapping[str, Run], question: Question, members: Members | None = None) -> Compared:
@@ -323,16 +313,6 @@ class Predicted:
     members: Sequence[Run]
     """Row i of each is the same request."""
     facts: Forecast
-    baselines: Mapping[str, Run]
-    """Simpler predictors of the same truth."""
-
-
-def _losing_p(compared: Compared, label: str, one: Predicted) -> float | None:
-    counted = counted_cohorts(compared.result.pairs[label].cohorts)
-    rows = [compared.cohorts[one.truth][name] for name in counted]
-    if (len(one.members) + 1) * LOSING_P < 1.0:
-        return None
-    return losing_p(compared.runs[one.truth], one.members, compared.runs[label], rows, one.baselines)
 
 
 def judge_forecasts(
@@ -363,11 +343,6 @@ def judge_forecasts(
         compared.result,
         schema=_VALIDATE_SCHEMA,
         forecasts={label: one.facts for label, one in predicted.items()},
-        baselines={
-            label: judge_baselines(captured[one.truth], compared.cohorts[one.truth], compared.cells, one.baselines)
-            for label, one in predicted.items()
-        },
-        baseline_p={label: p for label, one in predicted.items() if (p := _losing_p(compared, label, one)) is not None},
     )
     doubted = [f"{label}: {said}" for label, one in predicted.items() for said in doubts(one.facts)]
     result = msgspec.structs.replace(result, headline=[*result.headline, *doubted])

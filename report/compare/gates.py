@@ -21,7 +21,7 @@ from measure.thresholds import (
 )
 from measure.wording import listed, share
 from report.compare.cells import MIN_CELL, gated_error
-from report.compare.ensembles import BASELINE_CELL, LAST_CAPTURE, counted_cohorts
+from report.compare.ensembles import counted_cohorts
 from report.compare.results import (
     LEVELS,
     METRICS,
@@ -127,8 +127,6 @@ MIN_EXACT_SHARE: Final = 0.99
 """Share of requests whose cached tokens must be exact, where no request is preempted."""
 MIN_P: Final = 0.05
 """Smallest ``p_value`` of the capture among the forecast's members: 95 of 100 captures of a right model have more."""
-LOSING_P: Final = 0.02
-"""Smallest ``baseline_p``: it fails 1 capture of 65 of a right model, where 64 members tell."""
 
 
 def standard_gates(result: Comparison) -> Iterator[GateResult]:
@@ -140,8 +138,6 @@ def standard_gates(result: Comparison) -> Iterator[GateResult]:
         yield from _cached(label, pair, forecast, result.min_cell)
         yield from _quantiles(label, pair, forecast)
         yield _coverage(label, pair, forecast)
-        if baselines := {name: one for name, one in result.baselines.get(label, {}).items() if name != LAST_CAPTURE}:
-            yield _beaten(label, pair, baselines, result.baseline_p.get(label))
 
 
 def _cached(label: str, pair: Pair, forecast: Forecast, min_cell: int) -> Iterator[GateResult]:
@@ -201,34 +197,6 @@ def _coverage(label: str, pair: Pair, forecast: Forecast) -> GateResult:
     return _held(name, expression, found.p_value, found.p_value >= MIN_P, said)
 
 
-def _beaten(
-    label: str, pair: Pair, baselines: Mapping[str, Mapping[str, DurationError]], losing: float | None
-) -> GateResult:
-    expression = f"{label}: every baseline beaten per request, or lost as a right model loses, p >= {share(LOSING_P)}"
-    own_name = _named(label, "baselines")
-    cells = {
-        name: cell.ttft for name, cell in counted_cohorts(pair.cohorts).items() if cell.ttft.joined >= BASELINE_CELL
-    }
-    if not cells:
-        reason = f"not asked: no cohort has {BASELINE_CELL} requests"
-        return GateResult(name=own_name, expression=expression, value=None, passed=True, reason=reason)
-    lost = [
-        f"{name} by {baseline.replace('_', ' ')}"
-        for name, own in cells.items()
-        for baseline, cohorts in baselines.items()
-        if _beats(cohorts.get(name), own)
-    ]
-    said = f"not in {', '.join(lost)}" if lost else f"in {len(cells)} of {len(cells)}"
-    said += "" if not lost or losing is None else f"; p {share(losing)}"
-    kept = not lost or (losing is not None and losing >= LOSING_P)
-    return GateResult(name=own_name, expression=expression, value=kept, passed=kept, reason=said)
-
-
-def _beats(baseline: DurationError | None, own: DurationError) -> bool:
-    theirs = None if baseline is None else baseline.median_abs_error
-    return theirs is not None and own.median_abs_error is not None and theirs <= own.median_abs_error
-
-
 def _held(name: str, expression: str, value: float, passed: bool, of: str, *, uncertain: bool = False) -> GateResult:
     reason = f"{share(value)}, {of}"
     return GateResult(name=name, expression=expression, value=value, passed=passed, uncertain=uncertain, reason=reason)
@@ -284,8 +252,6 @@ def _of_forecast(result: Comparison, label: str, forecast: Forecast, failed: Seq
         yield from _of_latency(result, label, forecast, missed)
     if ("bands" in kinds or missed) and forecast.fitted_captures < 2:
         yield f"one capture cannot tell how the engine's speed drifts: fit {_calibrations(result)}"
-    if "baselines" in kinds:
-        yield "a simpler predictor does better: sim calibrate --against shows by cohort where the model's shape is off"
 
 
 def _of_noise(result: Comparison, forecast: Forecast) -> Iterator[str]:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from measure.metrics.results import SloResult
 from measure.thresholds import TOO_UNCERTAIN
 
 SCHEMA = "kvtape-compare/1"
@@ -253,13 +252,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     traces: dict[str, Provenance]
     pairs: dict[str, Pair]
     forecasts: dict[str, Forecast] = {}
-    baselines: dict[str, dict[str, dict[str, DurationError]]] = {}
-    """TTFT of simpler predictors of each forecast's truth, by the forecast's label, predictor and cohort."""
-    baseline_p: dict[str, float] = {}
-    """By forecast: share of the capture and the members, each taken for the capture, beside which the forecast does as
-    badly against its baselines. Absent: no cohort is large enough, or members are too few to tell."""
     gates: list[GateResult] = []
-    slos: dict[str, list[SloResult]] = {}
-    """By label."""
     next_steps: list[str] = []
     """Likely causes of failed gates, and the command that settles each."""

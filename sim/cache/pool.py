@@ -11,14 +11,18 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 
-from sim.cache import hybrid
+import numpy as np
+
 from sim.cache.belady import BeladyPool
 from sim.llamacpp.config import SlotConfig, slot_config
 from sim.llamacpp.slots import Chain, Slot, SlotCache
 from sim.sglang.config import RadixConfig, radix_config
 from sim.sglang.radix import RadixPool
-from sim.vllm.config import MOST
-from sim.vllm.kvcache import single_group_cache
+from sim.vllm.config import MOST, EngineConfig
+from sim.vllm.hybridcache import HybridCache
+from sim.vllm.hybridgroups import make_hybrid_cache
+from sim.vllm.kvcache import NO_ROOM, KVCache, single_group_cache
+from sim.vllm.kvgroups import KvLayout, read_groups
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import (
     Chains,
@@ -28,9 +32,11 @@ from sim.workload.chain import (
     in_file_order,
     tokens_computed,
 )
-from sim.workload.prompts import read_prompts
-from tracefile.commandline.configfile import given_flags
+from sim.workload.prompts import Prompts, lay_out, read_prompts
+from tracefile.commandline.configfile import given_flags, refuse_beside
 from tracefile.files.reading import TraceReader, open_trace
+from tracefile.records.arrays import IntArray
+from tracefile.records.batches import Batch
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 
@@ -79,6 +85,20 @@ class HitCounts:
 
 
 @dataclass(slots=True, kw_only=True)
+class GroupCounts(HitCounts):
+    """Hits of several KV groups over one pool. Blocks of hits are match units, those of the pool the groups'."""
+
+    kv_groups: str
+    alignment: int
+    """Tokens of which a hit is a multiple."""
+
+    @property
+    def size(self) -> str:
+        pool = "unlimited" if self.usable_blocks is None else f"{self.usable_blocks:,} usable blocks"
+        return f"{self.kv_groups}, {pool}, hits of multiples of {self.alignment} tokens"
+
+
+@dataclass(slots=True, kw_only=True)
 class RadixCounts(HitCounts):
     """Hits of SGLang's radix cache. Blocks are the trace's, or pages where these are larger."""
 
@@ -108,6 +128,8 @@ class SlotCounts(HitCounts):
         return f"{self.settings.slots} slots, prompt cache: {beside}"
 
 
+CHUNK_TOKENS = 8192
+"""Tokens of a scheduler step with KV groups: states are stored and windows freed where a step ends."""
 OWN_FLAGS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("kv_groups", "bound"),
     "sglang": ("kv_tokens", "page_size", "chunked_prefill_size"),
@@ -117,9 +139,6 @@ OWN_FLAGS: Mapping[str, tuple[str, ...]] = {
 
 
 def run(arguments: argparse.Namespace) -> int:
-    refuse_other_engines(arguments)
-    if arguments.kv_groups is not None:
-        return hybrid.run(arguments, parse_usable_blocks(arguments.num_gpu_blocks))
     counts = count_trace_hits(arguments)
     print(json.dumps({**asdict(counts), "hit_rate": counts.hit_rate}) if arguments.json else describe(counts))
     return 0
@@ -130,6 +149,9 @@ def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
     usable_blocks, block_size = parse_usable_blocks(arguments.num_gpu_blocks), parse_block_size(arguments.block_size)
     refuse_other_engines(arguments)
     with open_trace(arguments.trace) as reader:
+        if arguments.kv_groups is not None:
+            refuse_beside("--kv-groups", arguments, ("block_size", "bound"))
+            return count_group_hits(reader, read_groups(arguments.kv_groups), usable_blocks)
         refuse_other_attention(reader.meta, arguments.trace)
         if arguments.engine == "sglang":
             radix = radix_config(arguments)
@@ -139,7 +161,8 @@ def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
             meta, records = finest_records(reader, 1)
             return count_slot_hits(records, Chains(meta, block_size), slot_config(arguments, meta.engine))
         chains = engine_chains(reader.meta, block_size)
-        return count_pool_hits(reader, chains, usable_blocks, belady=arguments.bound)
+        prompts = read_prompts(in_file_order(hashed_batches(reader)), chains)
+        return count_pool_hits(prompts, usable_blocks, bound=arguments.bound)
 
 
 def refuse_other_engines(arguments: argparse.Namespace) -> None:
@@ -154,30 +177,61 @@ def refuse_other_engines(arguments: argparse.Namespace) -> None:
         raise InputError("--num-gpu-blocks: llama.cpp has no pool of blocks; expected --slots and --cache-ram-tokens")
 
 
-def count_pool_hits(
-    reader: TraceReader, chains: Chains, usable_blocks: int | None, *, belady: bool = False
-) -> HitCounts:
-    """Hits in vLLM's pool: rules 1 to 11 of docs/simulator.md, with one request at a time; ``belady``: the bound."""
-    prompts = read_prompts(in_file_order(hashed_batches(reader)), chains)
-    fitting = prompts.take(prompts.fit(usable_blocks))
-    if belady:
-        pool = BeladyPool(fitting, usable_blocks)
-        hit_blocks, evicted_blocks = int(pool.run().sum()), pool.evicted_blocks
-    else:
-        cache = single_group_cache(chains.block_size, usable_blocks)
-        hit_blocks = sum(cache.serve_alone(request) for request in fitting.requests()) // chains.block_size
-        evicted_blocks = int(cache.evicted_blocks())
-    return HitCounts(
-        block_size=chains.block_size,
-        usable_blocks=usable_blocks,
-        requests=len(prompts),
-        rejected=len(prompts) - len(fitting),
-        input_tokens=int(fitting.prompt_tokens.sum()),
-        lookup_blocks=int((fitting.prompt_tokens // chains.block_size).sum()),
-        hit_blocks=hit_blocks,
-        hit_tokens=hit_blocks * chains.block_size,
-        evicted_blocks=evicted_blocks,
+def count_pool_hits(prompts: Prompts, usable_blocks: int | None, *, bound: bool = False) -> HitCounts:
+    """Hits in vLLM's pool: rules 1 to 11 of docs/simulator.md, one request at a time; ``bound``: of any eviction."""
+    if not bound:
+        cache = single_group_cache(prompts.block_size, usable_blocks)
+        return HitCounts(usable_blocks=usable_blocks, **_served_alone(prompts, cache))
+    fits = prompts.fit(usable_blocks)
+    pool, hit_tokens = BeladyPool(prompts.take(fits), usable_blocks), np.full(len(fits), NO_ROOM)
+    hit_tokens[fits] = pool.run() * prompts.block_size
+    return HitCounts(usable_blocks=usable_blocks, **_counts(prompts, hit_tokens, pool.evicted_blocks))
+
+
+def count_group_hits(reader: TraceReader, layout: KvLayout, usable_blocks: int | None) -> GroupCounts:
+    """Hits of KV groups, prefilled in chunks of CHUNK_TOKENS. Raises InputError if the trace's blocks are too large."""
+    size, unit = reader.meta.block_size or 1, layout.match_unit
+    meta, records = finest_records(reader, size if unit % size == 0 else 1)
+    if unit % (meta.block_size or unit):
+        raise InputError(
+            f"--kv-groups: {layout.name}: blocks of {unit} tokens; expected multiples of the trace's {meta.block_size}"
+        )
+    batch = Batch(list(records))
+    prompts = lay_out(batch, batch.hashes(), Chains(meta, unit))
+    counts = _served_alone(prompts, empty_group_cache(layout, usable_blocks))
+    return GroupCounts(usable_blocks=usable_blocks, kv_groups=layout.name, alignment=layout.alignment, **counts)
+
+
+def empty_group_cache(layout: KvLayout, usable_blocks: int | None) -> HybridCache:
+    """Return a cache of KV groups that serves requests one at a time; None: one that never evicts."""
+    config = EngineConfig(
+        num_gpu_blocks=MOST if usable_blocks is None else usable_blocks + 1,
+        block_size=layout.match_unit,
+        kv_groups=layout.name,
+        max_num_batched_tokens=CHUNK_TOKENS,
+        async_scheduling=False,
     )
+    return make_hybrid_cache(config)
+
+
+def _served_alone(prompts: Prompts, cache: KVCache) -> dict[str, int]:
+    hit_tokens = np.fromiter((cache.serve_alone(request) for request in prompts.requests()), np.int64, len(prompts))
+    return _counts(prompts, hit_tokens, int(cache.evicted_blocks()))
+
+
+def _counts(prompts: Prompts, hit_tokens: IntArray, evicted_blocks: int) -> dict[str, int]:
+    """Fields of ``HitCounts``; ``hit_tokens``: NO_ROOM for a request that does not fit."""
+    fits, size = hit_tokens != NO_ROOM, prompts.block_size
+    return {
+        "block_size": size,
+        "requests": len(prompts),
+        "rejected": int((~fits).sum()),
+        "input_tokens": int(prompts.prompt_tokens[fits].sum()),
+        "lookup_blocks": int((prompts.prompt_tokens[fits] // size).sum()),
+        "hit_blocks": int((hit_tokens[fits] // size).sum()),
+        "hit_tokens": int(hit_tokens[fits].sum()),
+        "evicted_blocks": evicted_blocks,
+    }
 
 
 def page_chains(meta: Meta, page_size: int, block_size: int | None) -> Chains:

@@ -18,13 +18,11 @@ class EventHeap:
 
     def __init__(self) -> None:
         self.size: i64 = 0
+        self.next_ms: float = NEVER_MS
+        """Time of the next event; infinity: there is none."""
         self._times_ms: vec[float] = vec[float]()
         self._codes: vec[i64] = vec[i64]()
         self._requests: list[SimulatedRequest] = []
-
-    def next_ms(self) -> float:
-        """Time of the next event; infinity: there is none."""
-        return self._times_ms[0] if self.size > 0 else NEVER_MS
 
     def next_code(self) -> i64:
         """Code of the next event."""
@@ -49,6 +47,7 @@ class EventHeap:
             self._move(parent, at)
             at = parent
         self._put(at, time_ms, code, request)
+        self.next_ms = self._times_ms[0]
 
     def pop(self) -> None:
         """Remove the next event."""
@@ -70,6 +69,7 @@ class EventHeap:
             self._move(child, at)
             at = child
         self._put(at, time_ms, code, request)
+        self.next_ms = self._times_ms[0] if last > 0 else NEVER_MS
 
     def _is_before(self, time_ms: float, code: i64, at: i64) -> bool:
         return time_ms < self._times_ms[at] or (time_ms == self._times_ms[at] and code < self._codes[at])

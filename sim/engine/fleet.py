@@ -54,6 +54,8 @@ class Life:
         """Nothing happens in the engine before."""
         self.bound_ms: float = inf
         """No session that waits for the engine goes on before."""
+        self.think_ms: float = inf
+        """Shortest think time after the requests in flight."""
 
 
 class Fleet:
@@ -105,18 +107,18 @@ class Fleet:
         if place >= 0:
             self._hand_over(self.requests[place], engine)
         while True:
-            until_ms = min(self._arrivals.next_ms(), self.stop_ms)
+            until_ms = min(self._arrivals.next_ms, self.stop_ms)
             life = self._furthest_behind(until_ms)
             if life is not None:
                 self._run_life(life, until_ms)
                 continue
-            while self._events.next_ms() <= until_ms and self._events.size > 0:
-                self._told.append((self._events.next_ms(), int(self._events.next_code())))
+            while self._events.next_ms <= until_ms and self._events.size > 0:
+                self._told.append((self._events.next_ms, int(self._events.next_code())))
                 self._events.pop()
             if until_ms == inf:
                 return ALL_ENDED
             self.now_ms = until_ms
-            if self.stop_ms <= self._arrivals.next_ms():
+            if self.stop_ms <= self._arrivals.next_ms:
                 return AT_STOP
             request = self._arrivals.next_request()
             self._arrivals.pop()
@@ -137,6 +139,7 @@ class Fleet:
         """End an engine's life now; return its requests that come to the router again, having no token yet, and those
         that end here."""
         life = self.current[number]
+        life.engine.end_repeat()
         undone = self._forget_events(life)
         moved: list[int] = []
         ended: list[int] = []
@@ -217,6 +220,7 @@ class Fleet:
         left_ms = self.now_ms + served.abort_after_ms
         if left_ms < engine.now_ms:  # the router sees that the client goes, even during the engine's step
             life.resumes_ms = min(life.resumes_ms, left_ms)
+        life.think_ms = min(life.think_ms, request.next_think_ms)
         life.bound_ms = min(life.bound_ms, life.resumes_ms + request.next_think_ms)
 
     def _furthest_behind(self, until_ms: float) -> Life | None:
@@ -231,13 +235,16 @@ class Fleet:
     def _run_life(self, life: Life, until_ms: float) -> None:
         """Run an engine to ``until_ms``, or to where another one may let a session go on."""
         for other in self.current:
-            if other is not life:
+            if other is not life and other.bound_ms < until_ms:
                 until_ms = min(until_ms, nextafter(other.bound_ms, inf))
         if life.engine.server.placement == SHARED_CORE:  # a turn that comes during a step delays the step
             until_ms = min(until_ms, nextafter(self._after_leaving_ms(life), inf))
         done = life.engine.run(until_ms)
         life.resumes_ms = inf if done else life.engine.resumes_ms()
-        life.bound_ms = life.resumes_ms + self._collect(life)
+        if life.engine.has_news or life.engine.is_paused():
+            life.engine.has_news = False
+            life.think_ms = self._collect(life)
+        life.bound_ms = life.resumes_ms + life.think_ms
 
     def _after_leaving_ms(self, life: Life) -> float:
         """Return the first time at which a session may go on whose client goes before its answer's end."""
@@ -303,7 +310,7 @@ class Fleet:
             if request.life == life.index and request.outcome != UNSERVABLE:
                 undone.append(int(request.index))
             else:
-                events.push(self._events.next_ms(), self._events.next_code(), request)
+                events.push(self._events.next_ms, self._events.next_code(), request)
             self._events.pop()
         self._events = events
         early: set[int] = set()
@@ -314,7 +321,7 @@ class Fleet:
         while self._arrivals.size > 0:
             request = self._arrivals.next_request()
             if int(request.index) not in early:
-                arrivals.push(self._arrivals.next_ms(), request.index, request)
+                arrivals.push(self._arrivals.next_ms, request.index, request)
             self._arrivals.pop()
         self._arrivals = arrivals
         return undone

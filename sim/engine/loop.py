@@ -42,7 +42,7 @@ ROUNDING: Final = 1.0 + 1e-9
 class Engine:
     """Engine with its API server, in virtual time.
 
-    ``composes_ahead``: the next step is composed while one runs. ``keeps_rows``: the counts of all steps are kept.
+    ``composes_ahead``: the next step is composed while one runs. ``keeps_rows``: times and counts of steps are kept.
     """
 
     def __init__(
@@ -65,6 +65,8 @@ class Engine:
         """Steps in the timeline, the API server's own on a shared core included."""
         self.engine_steps: i64 = 0
         self.preemptions: i64 = 0
+        self.has_news: bool = False
+        """A request got its first token or ended."""
         self.starts_ms: vec[float] = vec[float]()
         self.ends_ms: vec[float] = vec[float]()
         self.seen_ms: vec[float] = vec[float]()
@@ -82,6 +84,12 @@ class Engine:
         """Step that was composed and does not run yet."""
         self._running: Step | None = None
         """Step that began at ``_start_ms`` and has ``_left_ms`` to go."""
+        self._repeated: Step | None = None
+        """Step of decodes that is repeated from step ``_first_repeat`` of the timeline on, up to ``_end_repeat``."""
+        self._first_repeat: i64 = 0
+        self._end_repeat: i64 = 0
+        self._kv_tokens: float = 0.0
+        """KV tokens that the next of these reads."""
         self._start_ms: float = 0.0
         self._left_ms: float = 0.0
         self._seen_ms: float = -inf
@@ -96,7 +104,7 @@ class Engine:
 
     def next_ms(self) -> float:
         """Time of the next event; infinity: there is none."""
-        return min(self._arrivals.next_ms(), self._events.next_ms())
+        return min(self._arrivals.next_ms, self._events.next_ms)
 
     def run(self, horizon_ms: float = inf) -> bool:
         """Run up to the horizon; True if nothing is left to arrive or to compute.
@@ -105,6 +113,8 @@ class Engine:
         """
         self.horizon_ms = horizon_ms
         while True:
+            if self._repeated is not None and self._repeat_decodes(self._repeated):
+                return False
             if self._running is None:
                 status = self._begin_next()
                 if status == IDLED:
@@ -120,7 +130,7 @@ class Engine:
             self._hand_out(step)
             again = self._composed if self._ahead else step
             if again is not None:
-                self._repeat_decodes(again)
+                self._begin_repeat(again)
 
     def resumes_ms(self) -> float:
         """Return the time before which nothing happens in the engine, which has paused."""
@@ -157,7 +167,7 @@ class Engine:
         if self._ahead and self._compose(other, at_rest=False):
             self._composed = other
         self._cost.count_step(step, self._step_end_ms)
-        self._begin()
+        self._begin(self._cost.step_ms())
         self._running = step
         return BEGUN
 
@@ -182,10 +192,9 @@ class Engine:
                 request.admitted_ms = self.now_ms
         return step.count > 0
 
-    def _begin(self) -> None:
-        """Begin the step in the cost's row."""
+    def _begin(self, step_ms: float) -> None:
+        """Begin a step that is predicted to take ``step_ms``."""
         self._start_ms = self.now_ms
-        step_ms = self._cost.step_ms()
         self._left_ms = step_ms * self._noise.factor(self.now_ms, step_ms) + self._carried_ms
         self._carried_ms = 0.0
 
@@ -204,9 +213,9 @@ class Engine:
     def _share_core(self) -> bool:
         """Run the step beside the API server's work; False: the step pauses."""
         while self._left_ms > 0.0:
-            while self._arrivals.next_ms() <= self.now_ms:
+            while self._arrivals.next_ms <= self.now_ms:
                 self._next_arrival()
-            until_ms = self._arrivals.next_ms()
+            until_ms = self._arrivals.next_ms
             self.now_ms, self._left_ms = self.server.run_beside(self.now_ms, self._left_ms, until_ms, self.horizon_ms)
             if self._left_ms > 0.0 and self.now_ms < until_ms:
                 return False
@@ -215,11 +224,11 @@ class Engine:
 
     def _append(self, start_ms: float) -> None:
         """Add the step in the cost's row to the timeline."""
-        self.starts_ms = append(self.starts_ms, start_ms)
-        self.ends_ms = append(self.ends_ms, self.now_ms)
         self._seen_ms = max(self._seen_ms, self.now_ms)
         self.seen_ms = append(self.seen_ms, self._seen_ms)
         if self._keeps_rows:
+            self.starts_ms = append(self.starts_ms, start_ms)
+            self.ends_ms = append(self.ends_ms, self.now_ms)
             self.rows = extend(self.rows, self._cost.row)
         self.num_steps += 1
 
@@ -234,6 +243,7 @@ class Engine:
                 if not request.is_finished():
                     if request.num_seen == 0:
                         first_tokens += request.prompt_tokens
+                        self.has_news = True
                     request.see_tokens(last, 1)
         finished = self.scheduler.finish_step(step)
         if first_tokens > 0:
@@ -271,10 +281,10 @@ class Engine:
         """Deliver all events up to now, in order; of one time, arrivals first."""
         events = self._events
         while self.next_ms() <= self.now_ms and self.next_ms() < self.horizon_ms:
-            if self._arrivals.next_ms() <= events.next_ms():
+            if self._arrivals.next_ms <= events.next_ms:
                 self._next_arrival()
                 continue
-            time_ms = events.next_ms()
+            time_ms = events.next_ms
             kind = events.next_code() >> 40
             request = events.next_request()
             events.pop()
@@ -289,7 +299,7 @@ class Engine:
 
     def _next_arrival(self) -> None:
         """Let the API server work on the next request that arrives, or refuse it."""
-        time_ms = self._arrivals.next_ms()
+        time_ms = self._arrivals.next_ms
         request = self._arrivals.next_request()
         self._arrivals.pop()
         request.arrival_ms = time_ms
@@ -327,6 +337,7 @@ class Engine:
         if outcome == OK and not isnan(request.abort_after_ms) and self._seen_ms > left_ms:
             outcome = ABORTED  # its last token came after the client had gone
         request.outcome = outcome
+        self.has_news = True
         if outcome == ABORTED:
             request.forget_unseen(self.seen_ms, left_ms)
         if request.num_seen > 0:
@@ -336,43 +347,62 @@ class Engine:
         self.horizon_ms = min(self.horizon_ms, request.end_ms() + request.next_think_ms)
         push_next_turns(self._arrivals, request)
 
-    def _repeat_decodes(self, step: Step) -> None:
-        """Run, without the scheduler, the steps that would repeat ``step``: decodes only, none of which ends or needs a
-        block, and no event. A request that was not admitted in it cannot be admitted now: nothing has been freed or
-        queued since, or cached that it could hit. Composing ahead, ``step`` is yet to run; else it ran."""
+    def _begin_repeat(self, step: Step) -> None:
+        """Let steps repeat ``step`` without the scheduler: decodes only, none of which ends or needs a block. A request
+        that was not admitted in it cannot be admitted now: nothing has been freed or queued since, or cached that it
+        could hit. Composing ahead, ``step`` is yet to run; else it ran."""
         most = self._most_decodes(step)
         if most <= 0:
             return
-        scheduler = self.scheduler
-        kv_tokens: i64 = 0
-        for request in scheduler.running:
-            kv_tokens += request.num_computed - request.placeholders
-        first = self.num_steps
-        while self.num_steps < first + most and self._is_undisturbed(step, kv_tokens):
-            self._cost.count_decode_step(step.count, kv_tokens, step.repeated_tokens)
-            self._begin()
+        self._repeated = step
+        self._first_repeat = self.num_steps
+        self._end_repeat = self.num_steps + most
+        self._kv_tokens = 0.0
+        for request in self.scheduler.running:
+            self._kv_tokens += float(request.num_computed - request.placeholders)
+
+    def _repeat_decodes(self, step: Step) -> bool:
+        """Run the steps that repeat ``step``, until there is an event; True if they go on after the horizon."""
+        cost, decodes, repeated = self._cost, float(step.count), float(step.repeated_tokens)
+        while self.num_steps < self._end_repeat:
+            step_ms = cost.decode_step_ms(decodes, self._kv_tokens, repeated)
+            if not self._is_undisturbed(step_ms):
+                if self.horizon_ms <= self.now_ms < self.next_ms():
+                    return True
+                break
+            if self._keeps_rows:
+                cost.count_decode_step(decodes, self._kv_tokens, repeated)
+            self._begin(step_ms)
             self._go_on()
-            kv_tokens += step.count
-        repeated = self.num_steps - first
+            self._kv_tokens += decodes
+        self.end_repeat()
+        return False
+
+    def end_repeat(self) -> None:
+        """Count the tokens of the steps that were repeated."""
+        step = self._repeated
+        if step is None:
+            return
+        self._repeated = None
+        repeated = self.num_steps - self._first_repeat
         for number in range(step.count):
             share = step.shares[number]
             decoding = cast(SimulatedRequest, share.request)
-            decoding.see_tokens(first, repeated)
+            decoding.see_tokens(self._first_repeat, repeated)
             decoding.num_tokens += repeated
             decoding.num_computed += repeated
             share.depth += repeated
 
-    def _is_undisturbed(self, step: Step, kv_tokens: i64) -> bool:
-        """Return whether no event has to be delivered before the next step. On a shared core an arrival does not count,
-        and the step must end before the horizon: the API server may double its time."""
+    def _is_undisturbed(self, step_ms: float) -> bool:
+        """Return whether no event has to be delivered before the next step, of ``step_ms``. On a shared core an arrival
+        does not count, and the step must end before the horizon: the API server may double its time."""
         if not self._shares_core:
             return self.now_ms < min(self.next_ms(), self.horizon_ms)
         if self.horizon_ms < inf:
-            self._cost.count_decode_step(step.count, kv_tokens, step.repeated_tokens)
-            slowest_ms = self._noise.slowest * self._cost.step_ms() + self._carried_ms
+            slowest_ms = self._noise.slowest * step_ms + self._carried_ms
             if (self.now_ms + 2.0 * slowest_ms) * ROUNDING >= self.horizon_ms:
                 return False
-        return self._events.size == 0 or self.now_ms < self._events.next_ms()
+        return self.now_ms < self._events.next_ms
 
     def _most_decodes(self, step: Step) -> i64:
         """Number of steps in which all running requests only decode, and none ends or needs a block."""

@@ -21,7 +21,7 @@ from sim.fit.identification import (
     require_enough,
 )
 from sim.fit.regression import bootstrap, estimate_noise
-from sim.fit.residuals import baseline_errors, errors_in_sample
+from sim.fit.residuals import errors_in_sample
 from sim.fit.schedule import Reconstruction
 from sim.fit.variants import (
     Capture,
@@ -159,7 +159,6 @@ def _model_of(
             "unidentified": [asdict(one) for one in unidentified],
             "next_capture": next_capture(best.variant.config) if unidentified else None,
         },
-        baselines=baseline_errors(best.forecast),
     )
 
 

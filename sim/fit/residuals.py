@@ -1,12 +1,10 @@
-"""Residuals of a fit's TTFTs: errors, and those of a baseline."""
+"""Residuals of a fit's TTFTs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from measure.quantiles import quantile
-from sim.latency.modelfile import Baseline
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 from tracefile.records.schema import Record
 
@@ -65,21 +63,3 @@ def errors_in_sample(requests: Requests) -> dict[str, float]:
     if not len(relative):
         return {}
     return {"median_abs": round(float(np.median(np.abs(relative))), 4), "bias": round(float(np.median(relative)), 4)}
-
-
-def baseline_errors(requests: Requests) -> dict[str, Baseline]:
-    """Errors in sample of a line in uncached tokens with the least squared relative errors."""
-    known = ~requests.censored
-    seen, uncached = requests.seen_ms[known], requests.uncached_tokens[known]
-    design = np.stack([np.ones(len(seen)), uncached], axis=1)
-    line = np.linalg.lstsq(design / seen[:, None], np.ones(len(seen)), rcond=None)[0]
-    intercept_ms, per_token_ms = float(line[0]), float(line[1])
-    relative = np.abs(intercept_ms + per_token_ms * uncached - seen) / seen
-    baseline = Baseline(
-        formula=f"{intercept_ms:.4g} ms + {per_token_ms:.4g} ms/token",
-        intercept_ms=intercept_ms,
-        per_uncached_token_ms=per_token_ms,
-        median_abs_error=round(float(np.median(relative)), 4),
-        p90_abs_error=round(quantile(np.sort(relative), 0.9), 4),
-    )
-    return {"linear_in_uncached_tokens": baseline}

@@ -26,8 +26,7 @@ from sim.engine import results as outcomes
 from sim.engine import simulatedrequest as layout
 from sim.fit import pace as pacing
 from sim.fit.pace import Pace
-from sim.forecast import baselines as predicting
-from sim.forecast import ensemble, following, saturation
+from sim.forecast import ensemble, saturation
 from sim.forecast import fleets as running
 from sim.forecast.captured import Captured, plan, read_captured
 from sim.forecast.ensemble import Forecast
@@ -73,10 +72,6 @@ class ValidateConfig:
 
 def run(arguments: argparse.Namespace) -> int:
     """Forecast, judge, print; 1 if a gate fails, 3 if one is too uncertain."""
-    if arguments.follow:
-        if arguments.repeat or arguments.cold or arguments.gate or arguments.html:
-            raise InputError("--follow: judges the last minutes; expected no --repeat, --cold, --gate and --html")
-        return following.run(arguments)
     config = replace(
         read_config(arguments, arguments.trace),
         again=tuple(arguments.repeat),
@@ -159,14 +154,11 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
         asked.append((COLD_PREDICTED, COLD, _without_sharing(runs[COLD].meta, config.overrides)))
     predicted = {}
     for label, truth, scenario in asked:
-        others = [runs[other] for other, repeated in repeats.items() if repeated == truth]
-        simple = predicting.predictors(model, whole, others, cold=truth == COLD)
-        forecasts = _predict(config, model, captured, scenario, whole)
-        predicted[label] = comparison.Predicted(truth, *forecasts, simple)
+        predicted[label] = comparison.Predicted(truth, *_predict(config, model, captured, scenario, whole))
         judging = captured if truth == CAPTURED else read_captured(paths[truth], model, paced=None)
         if (pace := _own_pace(config, model, judging)) is not None:
             forecasts = _predict(config, model, captured, scenario, whole, pace=pace)
-            predicted[f"{label}-at-pace"] = comparison.Predicted(truth, *forecasts, {})
+            predicted[f"{label}-at-pace"] = comparison.Predicted(truth, *forecasts)
     return comparison.judge_forecasts(
         runs,
         predicted,

@@ -44,18 +44,6 @@ PRICED_SETTINGS: Final = ("block_size", "max_num_seqs", "max_num_batched_tokens"
 """Settings that decide the cost of a step."""
 
 
-class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """A simpler predictor of TTFT and its errors on the same data, which a useful model has to beat."""
-
-    formula: str
-    intercept_ms: float | None = None
-    """TTFT of a request with nothing to compute. Null: written before this was kept."""
-    per_uncached_token_ms: float = 0.0
-    median_abs_error: float
-    """Median over requests of |predicted − observed| / observed."""
-    p90_abs_error: float
-
-
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A fitted engine. Times in ms, tokens counted, errors as fractions of the observed value."""
 
@@ -80,7 +68,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     fitted_on: list[FitTrace] = []
     """Empty: not fitted, but written down."""
     diagnostics: dict[str, Any] = {}
-    baselines: dict[str, Baseline] = {}
 
     def __post_init__(self) -> None:
         known = {term.name for term in TERMS}

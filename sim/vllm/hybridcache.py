@@ -72,16 +72,6 @@ class HybridCache(KVCache):
         probe = Request("", tokens + 1, 1, keys, known_keys=len(keys))
         return self.look_up(probe) // self.rules.unit
 
-    def shortest_form(self, request: Request) -> i64:
-        """Return the position of the form whose groups alone would have the shortest hit."""
-        shortest: i64 = 0
-        for number in range(i64(len(self.forms))):
-            form = self.forms[number]
-            form.find(request, self._most_tokens(form, request, request.num_tokens - 1), form.drops_last)
-            if form.tokens < self.forms[shortest].tokens:
-                shortest = number
-        return shortest
-
     def _agree(self, request: Request) -> i64:
         """Shorten the hit, form after form, until all agree."""
         forms = self.forms

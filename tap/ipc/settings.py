@@ -16,7 +16,7 @@ from wire.url import Origin, parse_url
 
 Injection = Literal["usage", "token-ids"]
 AUTO = "auto"
-NAMED_TOKENIZERS = ("engine", "bytes", "ids")
+NAMED_TOKENIZERS = ("engine", "ids")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keep_headers: tuple[str, ...]
     """Request headers that records keep, in lower case."""
     tokenizer: str
-    """``engine``, ``ids``, ``bytes`` or a directory; ``auto``, until the engine is there: engine, or else bytes."""
+    """``engine``, ``ids`` or a directory; ``auto``, until the engine is there: engine, or else ids."""
     block_size: int | None
     """Null: 16, or the engine's if that is 8 to 15."""
     algorithm: HashAlgorithm

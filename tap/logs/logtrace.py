@@ -25,8 +25,8 @@ def read_log(args: Namespace) -> int:
     if args.block_size < 1:
         raise InputError(f"--block-size {args.block_size}; expected 1 or more")
     if args.tokenizer == "engine":
-        raise InputError("--tokenizer engine: a log has no engine to ask; expected the model's tokenizer, bytes or ids")
-    key, branches = load_key(args.key_file), args.tokenizer != "bytes"
+        raise InputError("--tokenizer engine: a log has no engine to ask; expected the model's tokenizer or ids")
+    key = load_key(args.key_file)
     rows = LogRows(args.log, args.endpoint)
     exchanges = iter(rows)
     first = next(exchanges, None)
@@ -36,13 +36,13 @@ def read_log(args: Namespace) -> int:
     meta = Meta(
         source="tap",
         model=args.model,
-        tokenizer=args.tokenizer if args.tokenizer in ("bytes", "ids") else Path(args.tokenizer).name,
+        tokenizer=Path(args.tokenizer).name,
         block_size=args.block_size,
-        hash=HashInfo(algorithm=args.algorithm, key_id=key.key_id, branches=branches or None),
+        hash=HashInfo(algorithm=args.algorithm, key_id=key.key_id, branches=True),
         epoch_unix_ns=epoch_ns if rows.has_times else None,
         extra={"read_from": "log"},
     )
-    hasher = prompt_hasher(key, args.tokenizer, args.algorithm, args.block_size, branches=branches)
+    hasher = prompt_hasher(key, args.tokenizer, args.algorithm, args.block_size, branches=True)
     maker = RecordMaker(key, hasher, epoch_ns=epoch_ns, hash_model=args.model)
     sessions = SessionIndex(args.block_size)
     unhashed: Counter[str] = Counter()

@@ -4,7 +4,7 @@ Requests to ``/v1/messages`` and ``/v1/responses`` become chats by vLLM's rules,
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -136,16 +136,6 @@ def _tool_call(call: object) -> dict[str, Any]:
         except NOT_JSON:
             arguments = {}
     return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}
-
-
-def plain_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """Return a conversation as one text that grows by appending, for hashing without a tokenizer or template."""
-    pieces = [f"<tools>{msgspec.json.encode(tools).decode()}\n"] if tools else []
-    for message in messages:
-        pieces.append(f"<{message['role']}>{message['content']}\n")
-        if "tool_calls" in message:
-            pieces.append(f"<calls>{msgspec.json.encode(message['tool_calls']).decode()}\n")
-    return "".join(pieces)
 
 
 _BILLING_HEADER = "x-anthropic-billing-header"

@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engines.tokenizer import load_tokenizer
-from tap.prompts.byteblocks import ByteBlocks
 from tap.prompts.chatmessages import (
     TEXT_PARTS,
     UntokenizableError,
     has_inline_system,
     messages_chat,
-    plain_text,
     responses_chat,
-    template_messages,
-    template_tools,
 )
 from tap.prompts.enginetokenizer import EngineTokenizer
 from tap.prompts.shape import MAX_NAME_CHARS, RequestShape, token_ids
@@ -24,9 +20,6 @@ from tap.prompts.tokenizer import Tokenizer, TransformersTokenizer
 from tracefile.hashing.blockhash import BlockHasher, HashKey
 from tracefile.hashing.branches import Branch, BranchFinder
 from tracefile.records.schema import BlockHash, HashAlgorithm, HashSource, RequestId
-
-BYTES_PER_TOKEN = 4
-"""Ratio of English and code under a vocabulary of 100,000, for engines that report no usage."""
 
 
 def has_media(body: Mapping[str, Any]) -> bool:
@@ -107,8 +100,6 @@ class HashedPrompt(NamedTuple):
     source: HashSource | None = None
     token_count: int | None = None
     """Our own count, independent of the engine's. Null: unknown, or estimated from it."""
-    token_estimate: int | None = None
-    """Estimate without any count: a quarter of the text's bytes."""
     token_ids: Sequence[int] | None = None
     """Held for the chain over the output."""
     unhashed: str | None = None
@@ -124,7 +115,7 @@ class ChainStart(NamedTuple):
 
 
 class PromptHasher:
-    """Hasher of a trace's prompts. Without ``tokenizer`` and ``byte_blocks`` (text as bytes): id prompts only."""
+    """Hasher of a trace's prompts. Without ``tokenizer``: id prompts only."""
 
     def __init__(
         self,
@@ -133,7 +124,6 @@ class PromptHasher:
         block_size: int,
         *,
         tokenizer: Tokenizer | None = None,
-        byte_blocks: ByteBlocks | None = None,
         answers: bool = True,
         branches: BranchFinder | None = None,
         turn_to: Callable[[str], None] | None = None,
@@ -141,7 +131,6 @@ class PromptHasher:
         """``turn_to`` is told the engine of the request whose prompt comes next. Null: not needed."""
         self.block_size = block_size
         self._tokenizer = tokenizer
-        self._byte_blocks = byte_blocks
         self._answers = answers
         """True: outputs are tokenized too where the engine did not send their ids."""
         self._branches = branches
@@ -165,13 +154,8 @@ class PromptHasher:
         if self._turn_to is not None and upstream:
             self._turn_to(upstream)
 
-    def hash_prompt(
-        self, shape: RequestShape, start: ChainStart, engine_ids: Sequence[int] | None, usage_tokens: int | None
-    ) -> HashedPrompt:
-        """Return the chain of the request's prompt: from the engine's own ids, else ids as sent, else the text.
-
-        ``usage_tokens``: the engine's count, null if not reported; it scales byte blocks.
-        """
+    def hash_prompt(self, shape: RequestShape, start: ChainStart, engine_ids: Sequence[int] | None) -> HashedPrompt:
+        """Return the chain of the request's prompt: from the engine's own ids, else ids as sent, else the text."""
         try:
             form = prompt_form(shape)
         except UntokenizableError as error:
@@ -184,7 +168,7 @@ class PromptHasher:
                 raise UntokenizableError("multimodal")  # the engine's ids of two images are the same
             if engine_ids is not None:
                 return self._of_ids(start, engine_ids, "engine")
-            return self._of_form(start, form, usage_tokens)
+            return self._of_form(start, form)
         except UntokenizableError as error:
             return HashedPrompt(unhashed=error.reason)
 
@@ -216,27 +200,17 @@ class PromptHasher:
             return None
         return self._tokenizer.encode_text(text, add_special_tokens=False)
 
-    def _of_form(self, start: ChainStart, form: PromptForm, usage_tokens: int | None) -> HashedPrompt:
+    def _of_form(self, start: ChainStart, form: PromptForm) -> HashedPrompt:
         if isinstance(form, IdsPrompt):
             return self._of_ids(start, form.ids, "engine")
         if self._tokenizer is not None:
             return self._of_ids(start, _tokenize(self._tokenizer, form), "tokenizer")
-        if self._byte_blocks is not None:
-            return self._of_bytes(self._byte_blocks, start, _text(form), usage_tokens)
         raise UntokenizableError("text_without_tokenizer")
 
     def _of_ids(self, start: ChainStart, ids: Sequence[int], source: HashSource) -> HashedPrompt:
         return HashedPrompt(
             hashes=self._hasher(start).hash_blocks(ids), source=source, token_count=len(ids), token_ids=ids
         )
-
-    def _of_bytes(self, blocks: ByteBlocks, start: ChainStart, text: str, usage_tokens: int | None) -> HashedPrompt:
-        data = text.encode("utf-8", "surrogatepass")
-        estimate = len(data) // BYTES_PER_TOKEN if usage_tokens is None else None
-        tokens = usage_tokens if estimate is None else estimate
-        hasher = self._hasher(start)
-        hashes = blocks.hash_blocks(hasher, hasher.root, data, tokens or 0)
-        return HashedPrompt(hashes=hashes, source="bytes", token_estimate=estimate)
 
 
 def prompt_hasher(
@@ -250,14 +224,13 @@ def prompt_hasher(
 ) -> PromptHasher:
     """Return the hasher by the words of ``--tokenizer``; ``engine`` is asked if that is ``engine``."""
     source: Tokenizer | None = engine
-    if tokenizer not in ("engine", "ids", "bytes"):
+    if tokenizer not in ("engine", "ids"):
         source = TransformersTokenizer(load_tokenizer(Path(tokenizer)))
     return PromptHasher(
         key,
         algorithm,
         block_size,
         tokenizer=source,
-        byte_blocks=ByteBlocks(block_size) if tokenizer == "bytes" else None,
         # A serving engine is not asked to tokenize its own output; --inject token-ids asks for the ids.
         answers=engine is None,
         branches=BranchFinder(block_size) if branches else None,
@@ -274,11 +247,3 @@ def _tokenize(tokenizer: Tokenizer, form: TextPrompt | ChatPrompt) -> Sequence[i
         if form.otherwise is None or error.reason != "template_failed":
             raise
         return tokenizer.encode_chat(form.otherwise)
-
-
-def _text(form: TextPrompt | ChatPrompt) -> str:
-    return form.text if isinstance(form, TextPrompt) else chat_text(form.body)
-
-
-def chat_text(body: Mapping[str, Any]) -> str:
-    return plain_text(template_messages(body.get("messages")), template_tools(body.get("tools")))

@@ -189,7 +189,7 @@ class RecordMaker:
         start = ChainStart(model, record.lora, shape.cache_salt)
         engine_ids = answer.prompt_token_ids if answer is not None else None
         try:
-            prompt = self.prompts.hash_prompt(shape, start, engine_ids or None, usage_tokens)
+            prompt = self.prompts.hash_prompt(shape, start, engine_ids or None)
         except Exception as error:  # a tokenizer may fail in any way; the record remains without hashes
             prompt = HashedPrompt(unhashed=f"tokenizer_failed:{type(error).__name__}")
         _fill_prompt(record, prompt, self.prompts.block_size)
@@ -325,9 +325,6 @@ def _fill_prompt(record: Record, prompt: HashedPrompt, block_size: int) -> None:
     if record.prompt_tokens is None and prompt.token_count is not None:
         record.prompt_tokens = prompt.token_count
         record.tokens_source = "tokenizer"
-    elif record.prompt_tokens is None and prompt.token_estimate is not None:
-        record.prompt_tokens = prompt.token_estimate
-        record.tokens_source = "estimate"
     if (record.cached_tokens or 0) > (MOST_TOKENS if record.prompt_tokens is None else record.prompt_tokens):
         record.cached_tokens = None
     if prompt.hashes is None or record.prompt_tokens is None:

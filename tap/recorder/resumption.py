@@ -50,11 +50,8 @@ class Resumption:
         self.meta = msgspec.structs.replace(self.meta, epoch_unix_ns=before.epoch_unix_ns)
         self.says_something_new = self.meta != before
         check_continues(before, self.meta, f"--resume {path}")
-        if (before.tokenizer == "bytes") != (self.meta.tokenizer == "bytes"):
-            raise InputError(
-                f"--resume {path}: --tokenizer {self.meta.tokenizer}; expected {before.tokenizer}, as before: hashes "
-                "of bytes and of token ids have nothing in common"
-            )
+        if before.tokenizer == "bytes":
+            raise InputError(f"--resume {path}: its hashes are of bytes, not of token ids; expected a new file")
 
 
 def resume_file(path: Path, meta: Meta) -> Resumption | None:

@@ -50,13 +50,14 @@ def _probed(settings: Settings, facts: EngineFacts, origin: Origin) -> tuple[Set
     words.append(f"tokenizer {settings.tokenizer}{why}")
     if settings.inject and known and (asked := settings.inject & DIALECTS[known].injectable):
         words.append(f"asks for {' and '.join(sorted(asked))}")
-    notes = readiness_notes(readiness) + ([BYTES] if settings.tokenizer == "bytes" and why else [])
+    is_without = settings.tokenizer == "ids" and why and not settings.inject_auto
+    notes = readiness_notes(readiness) + ([WITHOUT_TOKENIZER] if is_without else [])
     return settings, " · ".join(words), notes + _not_asked(settings, known)
 
 
-BYTES = (
-    "--tokenizer bytes: hashes of text show its shared prefixes in bytes, not in the engine's tokens; expected "
-    "--tokenizer DIR, the model's own, for exact blocks"
+WITHOUT_TOKENIZER = (
+    "--tokenizer ids: prompts sent as text have hashes only where the response holds their ids; expected --tokenizer "
+    "DIR, the model's own, or --inject auto"
 )
 COSTS: Mapping[str, str] = {
     "usage": "streams have no cached tokens and estimated lengths where clients do not ask for usage",
@@ -76,14 +77,14 @@ def _not_asked(settings: Settings, known: DialectName | None) -> list[str]:
 
 
 def _tokenizer(settings: Settings, facts: EngineFacts, control: ControlClient) -> tuple[str, str]:
-    """Return the resumed trace's tokenizer, or else ``engine`` or ``bytes``; and the reason."""
+    """Return the resumed trace's tokenizer, or else ``engine`` or ``ids``; and the reason."""
     if settings.resume and (before := _tokenizer_before(settings.trace)) in NAMED_TOKENIZERS:
         return before, " (as before)"
     as_content = DIALECTS[spoken_dialect(settings, facts)].tokenizes_content
     problem = tokenizer_problem(control, settings.model or facts.model, as_content=as_content)
     if problem == LOADING and (settings.dialect or facts.dialect):
         return "engine", " (still loading)"
-    return ("engine", "") if problem is None else ("bytes", f" (the engine's {problem})")
+    return ("engine", "") if problem is None else ("ids", f" (the engine's {problem})")
 
 
 def _tokenizer_before(trace: str) -> str:
@@ -99,7 +100,7 @@ def spoken_dialect(settings: Settings, facts: EngineFacts) -> DialectName:
 def recorder_setup(settings: Settings, key: HashKey, facts: EngineFacts, socket: str) -> RecorderSetup:
     check_injection(settings, facts)
     block_size = _block_size(settings, facts)
-    branches = facts.is_finer(block_size) and settings.tokenizer != "bytes"
+    branches = facts.is_finer(block_size)
     is_directory = settings.tokenizer not in NAMED_TOKENIZERS
     epoch_unix_ns, epoch_ns = time.time_ns(), time.perf_counter_ns()
     meta = Meta(

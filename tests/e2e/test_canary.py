@@ -23,6 +23,7 @@ from replay.__main__ import main as replay
 from report.__main__ import main as report
 from sim.__main__ import main as sim
 from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fakes.vocabularies import write_model
 from tracefile.__main__ import main as tracefile
 from tracefile.files.reading import load_trace
 from tracefile.records.errors import InputError
@@ -61,6 +62,7 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KVTAPE_KEY_FILE", str(tmp_path / "key"))
     monkeypatch.setenv("PYTHONFAULTHANDLER", "1")  # a setting of its own: a warm process has another's arguments
     rows = [[{"role": "user", "content": f"{MARK} prompt {number}"}] for number in range(4)]
+    write_model("deepseek", tmp_path / "model")
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return out
 
@@ -69,7 +71,7 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def running_tap(engine: ScriptedEngine, out: Path) -> Iterator[str]:
     """A tap before the engine; all that it prints is in a file of ``out``."""
     flags = ("--upstream", f"{engine.url}/team-a", "--ca", "../ca.pem", "--listen", "127.0.0.1:0", "--admin")
-    more = ("127.0.0.1:0", "--tokenizer", "bytes", "--keep-header", "X-Team")
+    more = ("127.0.0.1:0", "--tokenizer", "../model", "--keep-header", "X-Team")
     with (out / "tap.log").open("wb") as log:
         command = [sys.executable, "-m", "tap", *flags, *more, "-o", "tap.jsonl.zst"]
         tap = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)

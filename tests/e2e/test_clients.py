@@ -77,7 +77,7 @@ def tap(tmp_path: Path) -> Tap:
     def run(engine_url: str, model: str, *flags: str) -> Iterator[Tapped]:
         trace = tmp_path / "captured.jsonl"
         with contextlib.ExitStack() as running:
-            url = running.enter_context(running_tap(engine_url, trace, "--tokenizer", "bytes", *flags))
+            url = running.enter_context(running_tap(engine_url, trace, "--tokenizer", "ids", *flags))
             yield Tapped(engine_url, model, url, trace, running)
 
     return run

@@ -6,7 +6,6 @@ import pytest
 from measure.resampling import FEWEST_UNITS, busy_units, draw_weights, effective_units
 from measure.survival import EVENT, Waits, make_waits
 from report.compare.cells import Cell, describe, measure
-from sim.forecast.baselines import queued
 from tracefile.records.arrays import FloatArray
 
 
@@ -59,7 +58,8 @@ def queue_cell(random: np.random.Generator, utilization: float, n: int, seed: in
 def mm1(random: np.random.Generator, utilization: float, n: int) -> tuple[FloatArray, FloatArray]:
     """Return arrivals and waits of one run of a queue that begins empty."""
     arrival_ms = np.cumsum(random.exponential(1.0 / utilization, n))
-    return arrival_ms, queued(arrival_ms, random.exponential(1.0, n))
+    done_ms = np.cumsum(service_ms := random.exponential(1.0, n))  # Lindley's recursion
+    return arrival_ms, done_ms + np.maximum.accumulate(arrival_ms - done_ms + service_ms) - arrival_ms
 
 
 def sample(wait_ms: FloatArray) -> Waits:

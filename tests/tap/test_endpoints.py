@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from engines.dialect import DialectName
 from tap.ipc.messages import Endpoint, ExchangeCopy
-from tap.prompts.byteblocks import ByteBlocks
 from tap.prompts.prompt import PromptHasher
 from tap.proxy.sidecopy import recorded_endpoint
 from tap.recorder.recording import MadeRecord, RecordMaker
@@ -56,9 +55,8 @@ def chain(ids: Sequence[int], model: str = "m") -> list[int]:
     return hashes
 
 
-def maker(tokenizer: Any = None, byte_blocks: bool = False, **settings: Any) -> RecordMaker:
-    blocks = ByteBlocks(BLOCK) if byte_blocks else None
-    prompts = PromptHasher(KEY, "xxh3_64", BLOCK, tokenizer=tokenizer, byte_blocks=blocks)
+def maker(tokenizer: Any = None, **settings: Any) -> RecordMaker:
+    prompts = PromptHasher(KEY, "xxh3_64", BLOCK, tokenizer=tokenizer)
     return RecordMaker(KEY, prompts, epoch_ns=0, hash_model=None, **settings)
 
 
@@ -360,7 +358,7 @@ JSON = st.recursive(
 
 @given(endpoint=st.sampled_from(sorted(ENDPOINTS)), body=JSON, answer=JSON | st.lists(JSON) | st.binary())
 def test_whatever_is_sent_has_a_record_that_can_be_written(endpoint: str, body: Any, answer: Any) -> None:
-    for recorder in (maker(LetterTokenizer()), maker(byte_blocks=True), maker()):
+    for recorder in (maker(LetterTokenizer()), maker()):
         record = recorder.make(exchange(endpoint, body, answer)).record
         assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(record)), Record) == record
         assert_checked(record)
@@ -421,7 +419,7 @@ def test_a_model_that_could_move_a_cursor_is_no_name(model: str) -> None:
 
 
 def test_a_long_cache_salt_is_kept_nowhere() -> None:
-    recorder = maker(byte_blocks=True)
+    recorder = maker(LetterTokenizer())
     before = bytes_held_after(lambda: None)
     chains = set()
 

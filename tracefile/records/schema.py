@@ -110,7 +110,7 @@ class Meta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, forbid
     """Who wrote it. Null: an importer could not tell."""
     model: str | None = None
     tokenizer: str | None = None
-    """Where token ids came from: a tokenizer's name, ``ids`` (sent as ids), ``bytes``."""
+    """Where token ids came from: a tokenizer's name, ``ids`` (sent as ids), ``bytes`` (older traces)."""
     block_size: int | None = None
     """Tokens in one hashed block of this trace. Null: the trace has no hashes."""
     hash: HashInfo | None = None

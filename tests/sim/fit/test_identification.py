@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from loadgen.loadflags import parse_config
-from sim.fit.fit import describe_fit
 from sim.fit.fitting import FitConfig, Fitted, fit_traces
 from sim.fit.identification import (
     Coverage,
@@ -16,6 +15,7 @@ from sim.fit.identification import (
     lack,
     next_capture,
 )
+from sim.forecast.calibrate import describe_fit
 from sim.latency.modelfile import default_model
 from sim.vllm.config import EngineConfig
 from tests.sim import planned

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.fit.fit import describe_fit
 from sim.fit.fitting import FitConfig, fit_traces
+from sim.forecast.calibrate import describe_fit
 from sim.forecast.saturation import beyond_fit, open_parameters, run_point
 from sim.latency.modelfile import Model
 from sim.workload.arrivals import plan_arrivals

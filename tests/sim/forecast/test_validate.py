@@ -18,7 +18,7 @@ from sim.__main__ import command, main
 from sim.forecast.ensemble import members
 from sim.forecast.saturation import BEYOND_LOG_SD
 from sim.latency.fittraces import FitTrace, request_sample
-from sim.latency.modelfile import Baseline, Model, Parameter, default_model, load_model, save_model
+from sim.latency.modelfile import Model, Parameter, default_model, load_model, save_model
 from sim.latency.verdicts import read_verdicts
 from tests.report.browser import CHROMIUM, figures_drawn
 from tracefile.files.digest import trace_digest
@@ -27,23 +27,12 @@ from tracefile.files.writing import TraceWriter
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Engine, Meta, Record
 
-BASELINES = {
-    "constant_ttft": Baseline(formula="60 ms", intercept_ms=60.0, median_abs_error=0.5, p90_abs_error=2.0),
-    "linear_in_uncached_tokens": Baseline(
-        formula="5 ms + 0.03 ms/token",
-        intercept_ms=5.0,
-        per_uncached_token_ms=0.03,
-        median_abs_error=0.3,
-        p90_abs_error=1.0,
-    ),
-}
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) -> Path:
     """A model, two captures of its engine, one without its cache, and models that are off."""
     folder = tmp_path_factory.mktemp("validate")
-    model = msgspec.structs.replace(default_model(), drift_log_sd=0.025, baselines=BASELINES)
+    model = msgspec.structs.replace(default_model(), drift_log_sd=0.025)
     save_model(model, folder / "model.json")
     save_model(slower(model, 1.5), folder / "off.json")
     uncached = replace(model.engine, enable_prefix_caching=False)
@@ -98,10 +87,7 @@ def test_forecasts_of_the_engine_that_the_model_is_of_come_true(
     assert everything["ttft"]["verdict"] == "within band"
     assert pair["coverage"]["p_value"] >= 0.05
     assert result["traces"]["predicted"]["members"] == 20
-    simple = {name: cohorts["all"]["median_abs_error"] for name, cohorts in result["baselines"]["predicted"].items()}
-    assert list(simple) == ["linear_in_uncached_tokens", "mg1_queue", "last_capture"]
-    assert min(simple["linear_in_uncached_tokens"], simple["mg1_queue"]) > everything["ttft"]["median_abs_error"]
-    assert [gate["passed"] for gate in result["gates"]] == [True] * 6
+    assert [gate["passed"] for gate in result["gates"]] == [True] * 5
     assert "worst " in next(gate["reason"] for gate in result["gates"] if gate["name"] == "TTFT p50")
     assert result["headline"][0].startswith("predicted against captured: TTFT of ")
     seen = capsys.readouterr().err
@@ -117,7 +103,7 @@ def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
     said = page.read_text()
     assert "Did the forecasts come true?" in said
     assert "cold-predicted, held to cold" in said
-    assert figures_drawn(page) >= {"survival-all", "survival-turns2-", "cached", "arrivals"}
+    assert figures_drawn(page) >= {"survival-all", "survival-turns2-"}
 
 
 def test_a_model_that_is_off_fails_its_gates(folder: Path) -> None:

@@ -32,9 +32,15 @@ def log(path: Path, *rows: Any) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_model("deepseek", tmp_path_factory.mktemp("model"), TEMPLATE))
+
+
 def read(
-    tmp_path: Path, *rows: Any, flags: tuple[str, ...] = ("--tokenizer", "bytes", "--block-size", "4")
+    tmp_path: Path, *rows: Any, tokenizer: str = "ids", flags: tuple[str, ...] = ("--block-size", "4")
 ) -> list[Record]:
+    flags = ("--tokenizer", tokenizer, *flags)
     key, out = tmp_path / "key", tmp_path / "out.jsonl"
     source = log(tmp_path / "log.jsonl", *rows)
     assert main(["read-log", str(source), "-o", str(out), "--overwrite", "--key-file", str(key), *flags]) == 0
@@ -54,11 +60,10 @@ def read(
     ],
     ids=["bodies", "messages", "batch", "gateway"],
 )  # fmt: skip
-def test_every_shape_of_row_is_the_same_prompt(tmp_path: Path, wrap: Any) -> None:
-    plain = read(tmp_path, chat("hello"), chat("who are you"), flags=("--tokenizer", "bytes", "--model", "m"))
-    wrapped = read(
-        tmp_path, wrap(chat("hello")), wrap(chat("who are you")), flags=("--tokenizer", "bytes", "--model", "m")
-    )
+def test_every_shape_of_row_is_the_same_prompt(tmp_path: Path, model: str, wrap: Any) -> None:
+    flags = ("--model", "m")
+    plain = read(tmp_path, chat("hello"), chat("who are you"), tokenizer=model, flags=flags)
+    wrapped = read(tmp_path, wrap(chat("hello")), wrap(chat("who are you")), tokenizer=model, flags=flags)
     assert [found.block_hashes for found in wrapped] == [found.block_hashes for found in plain]
     assert plain[0].block_hashes is not None
     assert plain[1].block_hashes is not None
@@ -112,7 +117,7 @@ def test_a_bad_log_is_named(tmp_path: Path, rows: list[Any], message: str) -> No
 
 def test_an_engine_cannot_be_asked(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a log has no engine to ask"):
-        read(tmp_path, chat("a"), flags=("--tokenizer", "engine"))
+        read(tmp_path, chat("a"), tokenizer="engine")
 
 
 @pytest.mark.parametrize(
@@ -127,10 +132,9 @@ def test_the_api_of_a_row(tmp_path: Path, body: dict[str, Any], endpoint: str) -
     assert exchange.endpoint == endpoint
 
 
-def test_a_date_in_the_system_prompt_is_told_to_the_token(tmp_path: Path) -> None:
-    model = write_model("deepseek", tmp_path / "model", TEMPLATE)
+def test_a_date_in_the_system_prompt_is_told_to_the_token(tmp_path: Path, model: str) -> None:
     rows = (chat("hello"), chat("hello", day="Friday"))
-    _, second = read(tmp_path, *rows, flags=("--tokenizer", str(model), "--block-size", "4"))
+    _, second = read(tmp_path, *rows, tokenizer=model)
     # "<system>You are a helpful assistant. Today is" are some ten tokens.
     assert second.branch_tokens is not None
     assert 8 <= second.branch_tokens <= 14

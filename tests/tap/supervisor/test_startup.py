@@ -63,7 +63,7 @@ def probed(
         (VLLM, {"prompt": [7]}, "engine", ""),
         (LLAMA_CPP, {"content": [7]}, "engine", ""),
         # llama.cpp answers vLLM's question with no tokens, as do servers that know neither.
-        (VLLM, {"content": [7]}, "bytes", " (the engine's /tokenize finds no tokens in a text)"),
+        (VLLM, {"content": [7]}, "ids", " (the engine's /tokenize finds no tokens in a text)"),
         (LLAMA_CPP, LOADING, "engine", " (still loading)"),
     ],
 )
@@ -73,16 +73,16 @@ def test_the_engines_tokenizer_is_taken_if_it_answers_rightly(
     found, _ = probed(lab, facts, tokens)
     assert found.settings.tokenizer == tokenizer
     assert found.line.endswith(f" · tokenizer {tokenizer}{reason}")
-    assert any(note.startswith("--tokenizer bytes: ") for note in found.notes) == (tokenizer == "bytes")
+    assert any(note.startswith("--tokenizer ids: ") for note in found.notes) == (tokenizer == "ids")
 
 
 def test_a_tokenizer_that_was_named_is_not_asked(lab: Any) -> None:
-    found, asked = probed(lab, VLLM, None, tokenizer="bytes")
-    assert (found.settings.tokenizer, asked) == ("bytes", ["GET /v1/models", "GET /reset_prefix_cache"])
+    found, asked = probed(lab, VLLM, None, tokenizer="ids")
+    assert (found.settings.tokenizer, asked) == ("ids", ["GET /v1/models", "GET /reset_prefix_cache"])
     assert not any(note.startswith("--tokenizer") for note in found.notes)
 
 
-@pytest.mark.parametrize("before", ["bytes", "engine", "ids"])
+@pytest.mark.parametrize("before", ["engine", "ids"])
 def test_a_resumed_trace_keeps_its_tokenizer(lab: Any, before: str) -> None:
     lab.trace.write_bytes(encode_meta(Meta(source="tap", block_size=4, tokenizer=before)))
     found, asked = probed(lab, VLLM, {"prompt": [7]}, resume=True)

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.vocabularies import write_model
+
 MARK = "KANARIE"
 ADMIN_PAGES = ("/", "/metrics", "/healthz", "/readyz")
 
@@ -111,7 +113,8 @@ def get(port: int, path: str) -> bytes:
 
 
 def test_no_secret_is_anywhere_but_on_the_wire(lab: Any) -> None:
-    flags = ("--tokenizer", "bytes", "--no-engine-facts", "--admin", "127.0.0.1:0", "--inject", "usage")
+    model = write_model("deepseek", lab.trace.parent / "model")
+    flags = ("--tokenizer", str(model), "--no-engine-facts", "--admin", "127.0.0.1:0", "--inject", "usage")
     kept = ("--dialect", "vllm", "--keep-header", "X-Team", "--rotate-mb", "1")
 
     async def scenario() -> None:
