@@ -95,17 +95,19 @@ class Dispatch:
 
     def _tell(self) -> None:
         """Tell the router of first tokens and ends up to now."""
-        router, incidents, told = self.router, self._incidents, self.fleet.told()
+        router, events = self.router, self.fleet.events
         if router is None:
             return
-        for time_ms, code in told:
+        while events.size > 0 and events.next_ms <= self.fleet.known_ms:
+            time_ms, code = events.next_ms, events.next_code()
+            events.pop()
             place = code >> 1
             if code & 1 == FIRST_TOKEN:
                 router.first_token(self._number_of[place])
                 continue
             router.ended(self._number_of[place], time_ms / 1e3)
-            if incidents is not None:
-                incidents.ended(self, self.engine_of[place], time_ms)
+            if self._incidents is not None:
+                self._incidents.ended(self, self.engine_of[place], time_ms)
 
     def _send(self, place: int) -> int:
         """Choose an engine for the request that has just come; return where the fleet stops next."""

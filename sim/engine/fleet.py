@@ -14,7 +14,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from sim.engine.apiserver import SHARED_CORE
-from sim.engine.eventheap import EventHeap, push_next_turns
+from sim.engine.eventheap import EventHeap, push_first_turns, push_next_turns
 from sim.engine.loop import Engine
 from sim.engine.simulatedrequest import (
     ABORTED,
@@ -84,22 +84,21 @@ class Fleet:
         """Where ``advance`` returns in any case."""
         self._block_size: i64 = block_size
         self._make_life: Callable[[i64, i64], Life] = make_life
-        self._arrivals: EventHeap = EventHeap()
-        self._events: EventHeap = EventHeap()
+        self.events: EventHeap = EventHeap()
         """First tokens and ends that the router has not been told."""
-        self._told: list[tuple[float, int]] = []
+        self.known_ms: float = now_ms
+        """No event of up to this time is to come."""
+        self._arrivals: EventHeap = EventHeap()
         for number in range(engines):
             self._begin_life(number)
+        for request in requests:
+            for child in request.children:
+                request.next_think_ms = min(request.next_think_ms, child.think_ms)
+        push_first_turns(self._arrivals, requests)
 
     def submit(self, request: SimulatedRequest, arrival_ms: float) -> None:
         """Let a request arrive at the router."""
         self._arrivals.push(arrival_ms, request.index, request)
-
-    def told(self) -> list[tuple[float, int]]:
-        """Return times and codes of first tokens and ends since the last call, in order."""
-        told = self._told
-        self._told = []
-        return told
 
     def advance(self, place: i64 = NONE, engine: i64 = NONE) -> i64:
         """Hand the request at ``place`` over to an engine, and run to the next one that needs an engine. Return its
@@ -112,9 +111,7 @@ class Fleet:
             if life is not None:
                 self._run_life(life, until_ms)
                 continue
-            while self._events.next_ms <= until_ms and self._events.size > 0:
-                self._told.append((self._events.next_ms, int(self._events.next_code())))
-                self._events.pop()
+            self.known_ms = until_ms
             if until_ms == inf:
                 return ALL_ENDED
             self.now_ms = until_ms
@@ -298,21 +295,21 @@ class Fleet:
         push_next_turns(self._arrivals, request)
 
     def _note(self, time_ms: float, request: SimulatedRequest, kind: i64) -> None:
-        self._events.push(time_ms, 2 * request.index + kind, request)
+        self.events.push(time_ms, 2 * request.index + kind, request)
 
     def _forget_events(self, life: Life) -> list[int]:
         """Forget what the router was to be told of a life later, and the turns that would follow; return the places of
         these requests."""
         undone: list[int] = []
         events = EventHeap()
-        while self._events.size > 0:
-            request = self._events.next_request()
+        while self.events.size > 0:
+            request = self.events.next_request()
             if request.life == life.index and request.outcome != UNSERVABLE:
                 undone.append(int(request.index))
             else:
-                events.push(self._events.next_ms, self._events.next_code(), request)
-            self._events.pop()
-        self._events = events
+                events.push(self.events.next_ms, self.events.next_code(), request)
+            self.events.pop()
+        self.events = events
         early: set[int] = set()
         for place in undone:
             for child in self.requests[place].children:

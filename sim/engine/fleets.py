@@ -19,7 +19,7 @@ from sim.engine.tiers import TierTraffic, traffic_of
 from sim.latency.modelfile import Model
 from sim.latency.noise import frontend_factors
 from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import NOBODY, Arrivals
+from sim.workload.arrivals import Arrivals
 from tracefile.records.arrays import IntArray
 
 
@@ -81,10 +81,6 @@ class FleetLoad:
         start_ms = min(float(arrivals.arrival_ms.min(initial=0.0)), 0.0)
         make_life = partial(_make_life, arrivals.ids, engines, seed, start_ms, keeps_rows)
         self.fleet = Fleet(requests, len(engines), make_life, block_size=block_size, now_ms=start_ms)
-        for request in requests:
-            request.next_think_ms = min((child.think_ms for child in request.children), default=np.inf)
-        for place in np.flatnonzero(arrivals.parents == NOBODY).tolist():
-            self.fleet.submit(requests[place], requests[place].arrival_ms)
 
     @property
     def requests(self) -> list[SimulatedRequest]:

@@ -10,7 +10,7 @@ from librt.vecs import append, extend, vec
 from mypy_extensions import i64
 
 from sim.engine.apiserver import SHARED_CORE, ApiServer
-from sim.engine.eventheap import EventHeap, push_next_turns
+from sim.engine.eventheap import EventHeap, push_first_turns, push_next_turns
 from sim.engine.simulatedrequest import (
     ABORTED,
     AS_RECORDED,
@@ -101,6 +101,10 @@ class Engine:
     def submit(self, request: SimulatedRequest, arrival_ms: float) -> None:
         """Let a request arrive."""
         self._arrivals.push(arrival_ms, request.index, request)
+
+    def submit_first_turns(self, requests: list[SimulatedRequest]) -> None:
+        """Let those requests arrive that wait for no other."""
+        push_first_turns(self._arrivals, requests)
 
     def next_ms(self) -> float:
         """Time of the next event; infinity: there is none."""

@@ -194,7 +194,6 @@ def simulate(
     engine = make_engine(
         config, model, seed, deployment=deployment, cache=cache, now_ms=start_ms, keeps_rows=keeps_rows
     )
-    for place in np.flatnonzero(arrivals.parents == NOBODY).tolist():
-        engine.submit(requests[place], requests[place].arrival_ms)
+    engine.submit_first_turns(requests)
     engine.run()
     return Simulation(engine, requests)
