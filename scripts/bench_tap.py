@@ -1,8 +1,7 @@
 """Cost of the tap beside nginx: one run, one machine, everything recorded.
 
-    python -m scripts.bench_tap                      # under three minutes
-    python -m scripts.bench_tap --quick              # under 40 seconds: one short round, nginx and one tap
-    python -m scripts.bench_tap --only cpu,ttft --proxies nginx,tap-ids
+    python -m scripts.bench_tap            # under three minutes
+    python -m scripts.bench_tap --quick    # under 40 seconds: one short round
 
 The upstream and the load client share one process on core 0, every proxy runs on core 1, the tap's recorder on core 0
 at its own low priority. Rounds are interleaved, every proxy once a round, and figures are medians over rounds. What is
@@ -10,38 +9,54 @@ measured how stands in docs/dev/tap-bench.md.
 """
 
 import argparse
+import asyncio
 import contextlib
 import gc
-import json
+import os
 import resource
+import socket
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, replace
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from time import perf_counter_ns
+from typing import NamedTuple
 
-from scripts.proxybench.conditions import Conditions, Watch
-from scripts.proxybench.engine import Engine
-from scripts.proxybench.measures import (
-    LARGE_PROMPT_BYTES,
-    UNEVEN_GAPS_MS,
-    first_tokens,
-    pin_to_load_core,
-    stream_window,
-)
-from scripts.proxybench.proxies import Proxy, binary, nginx, tap, version
-from scripts.proxybench.results import Results, as_json, table
+import msgspec
+import numpy as np
+
+from scripts.conditions import Watch
+from scripts.figures import Figure, figure_table
+from scripts.processes import cpu_ns, pin, rss_mb
+from scripts.proxybench.clients import Prompt, connected, ended
+from scripts.proxybench.proxies import LOAD_CORE, Proxy, binary, nginx, tap
+from scripts.reference_server import Pace, ReferenceServer
 from wire.loop import run
 
-PROXIES = ("nginx", "tap-ids")
-QUICK_PROXIES = ("nginx", "tap-ids")
-MEASURES = ("cpu", "latency", "ttft")
+FIGURES = (
+    Figure("cpu", "CPU µs per chunk, 25.6k chunks/s", ",.2f", "≤ nginx × 1.3"),
+    Figure("recorder_cpu", "– recorder's CPU µs per chunk", ",.2f"),
+    Figure("rate", "– chunks/s sent", ",.0f"),
+    Figure("rss", "– RSS MB, data plane", ",.1f", "≤ 80"),
+    Figure("p50", "added chunk p50 µs, 6.4k chunks/s", ",.0f"),
+    Figure("p99", "added chunk p99 µs", ",.0f", "≤ nginx + 150"),
+    Figure("ttft", "added TTFT µs, solo", ",.0f", "≤ nginx × 1.5"),
+    Figure("ttft_large", "added TTFT µs, 400 KB prompt", ",.0f", "≤ nginx × 1.5"),
+    Figure("lost", "requests not recorded, all runs", ",.0f", "≤ 0"),
+    Figure("failures", "failed streams and lost chunks, all runs", ",.0f", "≤ 0"),
+)
 BUSY_STREAMS, QUIETER_STREAMS = 512, 128
+GAP_MS, OPENING_MS = 20.0, 1000.0
+"""Between a stream's chunks; until the first chunk, for all streams to be open by then."""
+SMALL_BYTES, LARGE_BYTES = 400, 400_000
+WARM_S, WARM_REQUESTS = 0.4, 5
+SETTLE_S, END_S = 60.0, 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """Amount of measuring."""
 
     rounds: int
@@ -50,138 +65,159 @@ class Plan:
     """Of each size, a round, for the TTFT."""
 
 
-FULL = Plan(rounds=3, window_s=2.0, requests=110)
-QUICK = Plan(rounds=1, window_s=1.0, requests=60)
+class Window(NamedTuple):
+    """Chunks of a window of time, and their cost."""
+
+    latency_us: list[float]
+    """From the server's write to the client's read."""
+    plane_ns: int
+    """CPU time of the proxy's data plane."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    made.add_argument("--quick", action="store_true", help="one short round: a look, not a result")
-    made.add_argument("--rounds", type=int, metavar="N", help=f"default {FULL.rounds}, quick {QUICK.rounds}")
-    made.add_argument(
-        "--proxies",
-        metavar="LIST",
-        help=f"beside none at all; default {','.join(PROXIES)}, quick {','.join(QUICK_PROXIES)}",
-    )
-    made.add_argument("--only", default=",".join(MEASURES), metavar="LIST", help="measurements; default %(default)s")
-    made.add_argument("--tap-flags", default="", metavar="FLAGS", help="further flags of the tap, as one argument")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write every figure with its rounds")
-    return made
+FULL, QUICK = Plan(rounds=3, window_s=2.0, requests=110), Plan(rounds=1, window_s=1.0, requests=60)
 
 
 class Bench:
-    """State of a run: proxies that are up, an engine behind them, results."""
+    """State of a run: the upstream, and the values so far by proxy and figure."""
 
-    def __init__(self, plan: Plan, engine: Engine, proxies: Sequence[Proxy]) -> None:
-        self._plan, self._engine, self._proxies = plan, engine, proxies
-        self.results = Results()
+    def __init__(self, plan: Plan, server: ReferenceServer) -> None:
+        self._plan, self._server = plan, server
+        self.values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self.failures: dict[str, int] = defaultdict(int)
 
-    async def measure(self, measures: Sequence[str]) -> None:
-        """Take all measurements of all proxies, round after round."""
-        each = {"cpu": self._cpu, "latency": self._latency, "ttft": self._ttft}
-        for number in range(self._plan.rounds):
-            for measure in (each[name] for name in MEASURES if name in measures):
-                for proxy in self._proxies:
-                    _progress(f"round {number + 1} of {self._plan.rounds}: {measure.__name__[1:]} {proxy.name}")
-                    await measure(proxy)
-        self.results.finish()
+    async def measure(self, proxies: Sequence[Proxy]) -> None:
+        """Measure all proxies, round after round."""
+        for _ in range(self._plan.rounds):
+            for proxy in proxies:
+                await self._cpu(proxy)
+            for proxy in proxies:
+                latency_us = (await self._window(proxy, QUIETER_STREAMS)).latency_us
+                self._add_over_direct(proxy, "p50", float(np.percentile(latency_us, 50)))
+                self._add_over_direct(proxy, "p99", float(np.percentile(latency_us, 99)))
+            for proxy in proxies:
+                self._add_over_direct(proxy, "ttft", await self._ttft_us(proxy, SMALL_BYTES, 0.002))
+                self._add_over_direct(proxy, "ttft_large", await self._ttft_us(proxy, LARGE_BYTES, 0.02))
+
+    def _add_over_direct(self, proxy: Proxy, figure: str, value: float) -> None:
+        """Add a round's value, less the direct connection's of the same round."""
+        direct = self.values["direct"][figure]
+        self.values[proxy.name][figure].append(value if proxy.name == "direct" else value - direct[-1])
 
     async def _cpu(self, proxy: Proxy) -> None:
-        window = await stream_window(
-            self._engine, proxy, streams=BUSY_STREAMS, gaps_ms=UNEVEN_GAPS_MS, warm_s=0.4, window_s=self._plan.window_s
-        )
-        self.results.add(proxy.name, "cpu", window.cpu_us_per_chunk)
-        self.results.add(proxy.name, "recorder_cpu", window.recorder_us_per_chunk)
-        self.results.add(proxy.name, "rate", window.chunks / window.seconds)
-        self.results.add(proxy.name, "rss", window.rss_mb)
-        self.results.failed[proxy.name] += window.failures
+        values, before_ns = self.values[proxy.name], total_ns(proxy.recorder)
+        latency_us, plane_ns = await self._window(proxy, BUSY_STREAMS)
+        values["rate"].append(len(latency_us) / self._plan.window_s)
+        if proxy.pid is not None:
+            values["cpu"].append(plane_ns / 1e3 / len(latency_us))
+            values["rss"].append(rss_mb(proxy.pid))
+        if proxy.recorder is not None:
+            all_chunks = BUSY_STREAMS * self._stream_tokens
+            values["recorder_cpu"].append((total_ns(proxy.recorder) - before_ns) / 1e3 / all_chunks)
 
-    async def _latency(self, proxy: Proxy) -> None:
-        window = await stream_window(
-            self._engine,
-            proxy,
-            streams=QUIETER_STREAMS,
-            gaps_ms=UNEVEN_GAPS_MS,
-            warm_s=0.3,
-            window_s=self._plan.window_s,
-        )
-        self.results.add_latencies(proxy.name, window.latency_us)
-        self.results.failed[proxy.name] += window.failures
+    @property
+    def _stream_tokens(self) -> int:
+        """Length of a stream: until the window has ended for the last that was opened."""
+        return round((WARM_S + self._plan.window_s + OPENING_MS / 1e3) / (GAP_MS / 1e3))
 
-    async def _ttft(self, proxy: Proxy) -> None:
-        for figure, size, pause_s in (("ttft", 400, 0.002), ("ttft_large", LARGE_PROMPT_BYTES, 0.02)):
-            times = await first_tokens(proxy, self._plan.requests, size, pause_s)
-            self.results.add(proxy.name, figure, statistics.median(times))
+    async def _window(self, proxy: Proxy, streams: int) -> Window:
+        """Open streams, let them run in, clock a window of them, and wait for their ends."""
+        prompt, tokens = Prompt.of_bytes(SMALL_BYTES), self._stream_tokens
+        times = {"ttft_low_ms": OPENING_MS, "ttft_high_ms": OPENING_MS + GAP_MS, "gap_ms": GAP_MS, "tick_ms": 1.0}
+        self._server.pace = msgspec.structs.replace(Pace(prompt_tokens=prompt.tokens), **times)
+        self._server.take_served()
+        clients = await connected(proxy.port, streams)
+        responses = [client.send(prompt.request(f"{number}", tokens)) for number, client in enumerate(clients)]
+        await asyncio.sleep((OPENING_MS + GAP_MS) / 1e3 + WARM_S)
+        since_ns, plane_ns = perf_counter_ns(), total_ns(proxy.pid)
+        await asyncio.sleep(self._plan.window_s)
+        until_ns, plane_ns = perf_counter_ns(), total_ns(proxy.pid) - plane_ns
+        whole = await ended(responses, END_S)
+        served = {one.request_id: one.writes_ns for one in self._server.take_served()}
+        latency_us, lost = [], 0
+        for number, client in enumerate(clients):
+            client.close()
+            written_ns = served.get(f"{number}", [])
+            lost += max(0, len(written_ns) - len(client.events_ns))
+            pairs = zip(written_ns, client.events_ns, strict=False)
+            latency_us += [(read - sent) / 1e3 for sent, read in pairs if since_ns <= sent < until_ns]
+        self.failures[proxy.name] += streams - whole + lost
+        await settle(proxy)
+        return Window(latency_us, plane_ns)
+
+    async def _ttft_us(self, proxy: Proxy, prompt_bytes: int, pause_s: float) -> float:
+        """Return the median TTFT of requests one after another; the pause lets a recorder finish the one before."""
+        prompt, [client] = Prompt.of_bytes(prompt_bytes), await connected(proxy.port, 1)
+        self._server.pace = Pace(prompt_tokens=prompt.tokens)
+        request, times_us = prompt.request("solo", 1), []
+        for _ in range(WARM_REQUESTS + self._plan.requests):
+            await asyncio.sleep(pause_s)
+            started_ns = perf_counter_ns()
+            self.failures[proxy.name] += not await client.send(request)
+            times_us.append((client.events_ns[0] - started_ns) / 1e3)
+        client.close()
+        await settle(proxy)
+        return statistics.median(times_us[WARM_REQUESTS:])
 
 
-@contextlib.asynccontextmanager
-async def proxies_up(
-    wanted: Sequence[str], folder: Path, upstream: int, args: argparse.Namespace
-) -> AsyncIterator[list[Proxy]]:
-    """Start all wanted and installed proxies at once; an idle proxy costs nothing."""
-    async with contextlib.AsyncExitStack() as stack:
-        found = [Proxy("direct", upstream)]
-        if "nginx" in wanted and binary("nginx") is None:
+async def measured(plan: Plan, upstream: socket.socket, proxies: Sequence[Proxy]) -> Bench:
+    """Run the upstream and measure all proxies."""
+    server = ReferenceServer(Pace())
+    await server.listen(upstream)
+    bench = Bench(plan, server)
+    gc.collect()
+    gc.freeze()
+    await bench.measure(proxies)
+    return bench
+
+
+async def settle(proxy: Proxy) -> None:
+    """Wait until the recorder has nothing left to do, so that no work of one window falls into the next."""
+    started = time.monotonic()
+    while proxy.recorder is not None and time.monotonic() - started < SETTLE_S:
+        before = cpu_ns(proxy.recorder)
+        await asyncio.sleep(0.1)
+        if cpu_ns(proxy.recorder) - before < 4_000_000:
+            return
+
+
+def total_ns(pid: int | None) -> int:
+    """CPU time of a process that may not be there."""
+    return 0 if pid is None else cpu_ns(pid)
+
+
+@contextlib.contextmanager
+def proxies_up(folder: Path, upstream: int) -> Iterator[list[Proxy]]:
+    """Start all proxies at once; an idle proxy costs nothing."""
+    with contextlib.ExitStack() as stack:
+        proxies, program = [Proxy("direct", upstream)], binary("nginx")
+        if program is None:
             print("bench_tap: nginx is not installed (Debian: apt-get install nginx): left out", file=sys.stderr)
-        elif "nginx" in wanted:
-            found.append(await stack.enter_async_context(nginx(folder, upstream)))
-        flags = ["--no-engine-facts", *args.tap_flags.split()]
-        taps = [name for name in ("ids",) if f"tap-{name}" in wanted]
-        found += [await stack.enter_async_context(tap(folder, upstream, name, flags)) for name in taps]
-        yield found
-
-
-async def bench(args: argparse.Namespace) -> None:
-    """Measure, print the table, keep the JSON."""
-    plan = QUICK if args.quick else FULL
-    plan = replace(plan, rounds=args.rounds or plan.rounds)
-    wanted = args.proxies.split(",") if args.proxies else QUICK_PROXIES if args.quick else PROXIES
-    engine = Engine()
-    upstream = await engine.listen()
-    watch = Watch()
-    with tempfile.TemporaryDirectory(prefix="bench-tap-") as name:
-        async with proxies_up(wanted, Path(name), upstream, args) as proxies:
-            work = Bench(plan, engine, proxies)
-            gc.collect()
-            gc.freeze()
-            await work.measure(args.only.split(","))
-            conditions = watch.stop(pid for proxy in proxies for pid in (proxy.pid, proxy.recorder) if pid is not None)
-    _progress("")
-    report(work.results, proxies, conditions, plan, args)
-
-
-def report(
-    results: Results, proxies: Sequence[Proxy], conditions: Conditions, plan: Plan, args: argparse.Namespace
-) -> None:
-    """The table, the conditions, the taps' own accounts; the same as JSON."""
-    names = [proxy.name for proxy in proxies]
-    accounts = {proxy.name: proxy.account for proxy in proxies if proxy.account}
-    for name, account in accounts.items():
-        results.add(name, "lost", account["offered"] - account["recorded"])
-    print(table(results, names))
-    print(f"\n{conditions}; rounds: {plan.rounds}")
-    for name, account in accounts.items():
-        counts = f"offered {account['offered']:,}, recorded {account['recorded']:,}, dropped {account['dropped'] or 0}"
-        print(f"{name}: {counts}")
-    if args.json is not None:
-        versions = {"nginx": version("nginx")}
-        facts = {"conditions": asdict(conditions), "plan": asdict(plan), "versions": versions, "accounts": accounts}
-        args.json.write_text(json.dumps({**facts, "figures": as_json(results, names)}, indent=1) + "\n")
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        else:
+            proxies.append(stack.enter_context(nginx(program, folder, upstream)))
+        proxies.append(stack.enter_context(tap(folder, upstream)))
+        yield proxies
 
 
 def main(argv: Sequence[str]) -> int:
-    """Pin, raise the limit of open files, measure."""
-    args = parser().parse_args(argv)
-    pin_to_load_core()
+    """Pin, raise the limit of open files, measure, print the table and the tap's account."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one short round: a look, not a result")
+    plan = QUICK if parser.parse_args(argv).quick else FULL
+    pin(os.getpid(), LOAD_CORE)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    run(bench(args))
+    watch, upstream = Watch(), socket.create_server(("127.0.0.1", 0))  # the tap waits until it takes connections
+    port = upstream.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="bench-tap-") as name, proxies_up(Path(name), port) as proxies:
+        bench = run(measured(plan, upstream, proxies))
+        conditions = watch.stop(pid for proxy in proxies for pid in (proxy.pid, proxy.recorder) if pid is not None)
+    account = proxies[-1].account
+    bench.values["tap"]["lost"].append(account["offered"] - account["recorded"])
+    for proxy in proxies:
+        bench.values[proxy.name]["failures"].append(bench.failures[proxy.name])
+    print(figure_table(FIGURES, {proxy.name: bench.values[proxy.name] for proxy in proxies}, "tap", ["nginx"]))
+    print(f"\n{conditions}; rounds: {plan.rounds}")
+    print(f"tap: offered {account['offered']:,}, recorded {account['recorded']:,}, dropped {account['dropped'] or 0}")
     return 0
 
 

@@ -31,9 +31,8 @@ from report.compare.cells import JUDGED_LEVELS, WITHIN_BAND, band_text
 from report.compare.ensembles import counted_cohorts
 from report.compare.results import Comparison, Pair
 from scripts import vllm_engine
-from scripts.engine_home import measuring_cores, on_core
 from scripts.job import Command, Workspace, add_engine_arguments
-from scripts.proxybench.processes import free_port
+from scripts.processes import free_port, measuring_cores, on_core
 from tracefile.commandline.ending import UNCERTAIN
 
 EngineKind = Literal["sim", "vllm"]

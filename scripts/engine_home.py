@@ -11,37 +11,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
 
-# Read before this process gives any of them up: once it runs on the load's core, it may run on no other.
-CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+from scripts.processes import measuring_cores, serving
+
 START_S = 300.0
-STOP_S = 20.0
-
-
-def measuring_cores() -> tuple[int | None, int | None]:
-    """A core for the load and one for the engine; nulls where there is only one, or no way to choose."""
-    return (CORES[-1], CORES[0]) if len(CORES) > 1 else (None, None)
-
-
-@contextlib.contextmanager
-def on_core(core: int | None) -> Iterator[None]:
-    """Start processes on one core: they inherit this process's affinity, which is put back at the end."""
-    if core is None or not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,41 +81,16 @@ class EngineHome:
     @contextlib.contextmanager
     def serving(self, command: Sequence[str], environment: Mapping[str, str], log: Path, port: int) -> Iterator[str]:
         """Run a server's command for the length of the ``with`` block and give its base URL; output goes to ``log``."""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as output, on_core(measuring_cores()[1] if self.has_core else None):
-            server = subprocess.Popen(
-                command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            self.wait_until_healthy(url, server, log)
+        core, url = measuring_cores()[1] if self.has_core else None, f"http://127.0.0.1:{port}"
+        is_ready = partial(_is_healthy, url)
+        with serving(command, is_ready, log, self.title, environment=environment, core=core, start_s=self.start_s):
             yield url
-        finally:
-            stop(server)
-
-    def wait_until_healthy(self, url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-        """Return once ``/health`` is 200; exit with a line that names the log if it never will be."""
-        deadline = time.monotonic() + self.start_s
-        while time.monotonic() < deadline:
-            if server.poll() is not None:
-                sys.exit(f"{self.title} ended with status {server.returncode} while starting; see the end of {log}")
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{url}/health", timeout=2.0).status_code == httpx.codes.OK:
-                    return
-            time.sleep(0.5)
-        sys.exit(f"{self.title} was not healthy after {self.start_s:.0f} s; see {log}")
 
 
-def stop(server: subprocess.Popen[bytes]) -> None:
-    """End the server and the engine processes it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGTERM)
-    try:
-        server.wait(timeout=STOP_S)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+def _is_healthy(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/health", timeout=2.0).status_code == httpx.codes.OK
+    return False
 
 
 @dataclass(frozen=True, slots=True)

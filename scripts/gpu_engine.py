@@ -10,7 +10,7 @@ from pathlib import Path
 
 from scripts import vllm_engine
 from scripts.engine_home import EngineHome
-from scripts.proxybench.processes import free_port
+from scripts.processes import free_port
 from scripts.vllm_engine import ModelShape
 
 HOME = EngineHome("vllm-gpu", "vLLM", has_core=False, start_s=900.0)

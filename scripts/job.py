@@ -7,8 +7,6 @@ to a log, and a stage that fails shows the end of it.
 import argparse
 import contextlib
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,15 +20,14 @@ from engines.control import ControlClient
 from engines.dialect import Dialect
 from engines.recognition import find_dialect
 from loadgen.sweeping import wait_until_idle
+from scripts.processes import is_listening, serving, tail
 from tracefile.records.errors import InputError
 
 ACCESS_FLAGS = ("--api-key-env", "--header-env", "--header", "--ca", "--cert", "--key")
 Command = Sequence[str | Path]
 """One of the project's commands and its arguments."""
 
-READY_TIMEOUT_S = 120.0
 RESET_TIMEOUT_S = 10.0
-LOG_TAIL_LINES = 30
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,19 +93,10 @@ class Workspace:
     def serving(self, stage: str, command: Command, url: str) -> Iterator[str]:
         """Keep a server running for the length of the ``with`` block, once it accepts connections at ``url``."""
         print(f"\n── {stage}\n   $ {shown(command)} &", flush=True)
-        log = self.log(stage)
-        with log.open("wb") as output:
-            server = subprocess.Popen(module_command(command), stdout=output, stderr=subprocess.STDOUT)
-        try:
-            wait_until_listening(url, server, log)
+        log, address = self.log(stage), urlsplit(url)
+        host, port = address.hostname or "", address.port or 80
+        with serving(module_command(command), lambda: is_listening(port, host), log, stage) as server:
             yield url
-        finally:
-            server.send_signal(signal.SIGTERM)
-            try:
-                server.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
         if server.returncode != 0:
             sys.exit(f"{stage} ended with status {server.returncode}; the end of {log}:\n{tail(log)}")
 
@@ -141,24 +129,3 @@ def shown(command: Command) -> str:
     """A command as a user would type it, its paths relative to where he stands."""
     here = f"{Path.cwd()}{os.sep}"
     return " ".join(str(word).replace(here, "") for word in command)
-
-
-def tail(log: Path) -> str:
-    """The last lines of a log."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
-
-
-def wait_until_listening(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    """Return once something accepts connections at ``url``; exit with the server's log if it ends first."""
-    address = urlsplit(url)
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            sys.exit(f"the server ended with status {server.returncode}; the end of {log}:\n{tail(log)}")
-        with (
-            contextlib.suppress(OSError),
-            socket.create_connection((address.hostname, address.port), timeout=1.0),
-        ):
-            return
-        time.sleep(0.1)
-    sys.exit(f"nothing listens at {url} after {READY_TIMEOUT_S:.0f} s; see {log}")

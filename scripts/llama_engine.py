@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from scripts.engine_home import EngineActions, EngineHome, act, engine_parser
-from scripts.proxybench.processes import free_port
+from scripts.processes import free_port
 from scripts.vllm_engine import CHAT_TEMPLATE, tokenizer_directory
 
 HOME = EngineHome("llamacpp", "llama.cpp")

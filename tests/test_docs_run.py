@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from kvtape.completion import PROGRAMS
-from scripts.proxybench.processes import free_port
+from scripts.processes import free_port
 from sim.latency.modelfile import make_model, save_model
 from sim.vllm.config import EngineConfig
 from tests.conftest import running_sim_server
@@ -75,7 +75,7 @@ SHORTER = (
 """What is made shorter, and the names that stand for the reader's own."""
 GATES = re.compile(r"^(sim (calibrate|validate|audit|search)|report|kvtape doctor|.*--(gate|slo) )")
 """Commands whose exit codes 1 and 3 say something of the numbers."""
-SERVERS = re.compile(r"^(tap (?!read-log)|sim serve|sim validate .*--follow)")
+SERVERS = re.compile(r"^(tap (?!read-log)|sim serve)")
 CONFIG = {
     **{"model_type": "qwen3", "torch_dtype": "bfloat16", "hidden_size": 512, "head_dim": 64},
     **{"num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4},
@@ -183,18 +183,13 @@ class Reader:
         if port in self.servers:
             self.stop(port)
         self.forget(line)
-        watches = "--follow" in line
-        if not watches and "--listen" not in line:
+        if "--listen" not in line:
             upstream += f" --listen 127.0.0.1:{port}"
         command = [sys.executable, "-m", *shlex.split(re.sub(r"--listen \S*?:(\d+)", self.listen, upstream))]
         with (self.folder / f"{port}.log").open("w") as log:
             process = WarmPopen(command, cwd=self.folder, env=self.environment, stdout=log, stderr=log, text=True)
         self.written[port] = next(iter(re.findall(r"(?:-o|--output) +(\S+)", line)), "")
         self.servers[port] = process
-        if watches:
-            time.sleep(1.0)
-            self.stop(port)
-            return
         for waited in count():
             assert process.poll() is None, (line, (self.folder / f"{port}.log").read_text())
             assert waited * 0.05 < READY_S, line

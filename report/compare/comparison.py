@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, own_traits
-from measure.metrics.slos import Slo, slos_of
-from measure.metrics.trace import measure_run
 from measure.resampling import CONFIDENCE, busy_units, draw_weights
 from measure.runs import STATUSES, Run, load_run
 from measure.survival import Waits
@@ -66,7 +64,6 @@ class CompareConfig:
     seed: int = 0
     bootstrap: int = 500
     gates: tuple[str, ...] = ()
-    slos: tuple[Slo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +118,8 @@ def compare(config: CompareConfig) -> Compared:
     labels = list(config.traces)
     gates = tuple(parse_gate(text, labels, labels[1:]) for text in config.gates)
     repeats = find_repeats(config.repeats, labels[1:])
-    runs = {label: load_run(label, path, reuse=bool(config.slos)) for label, path in config.traces.items()}
-    question = Question(truths_of(runs), repeats, config.seed, config.bootstrap, gates)
-    compared = compare_runs(runs, question)
-    if not config.slos:
-        return compared
-    slos = {label: measure_run(run, slos=slos_of(label, config.slos)).slos for label, run in runs.items()}
-    return replace(compared, result=msgspec.structs.replace(compared.result, slos=slos))
+    runs = {label: load_run(label, path) for label, path in config.traces.items()}
+    return compare_runs(runs, Question(truths_of(runs), repeats, config.seed, config.bootstrap, gates))
 
 
 def compare_runs(runs: Mapping[str, Run], question: Question, members: Members | None = None) -> Compared:

@@ -138,7 +138,7 @@ _FEW_SESSIONS = 20
 def notes_on(runs: Mapping[str, Run], traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> list[str]:
     notes = [note for run in runs.values() for note in _of_run(run)]
     for label, pair in pairs.items():
-        notes += [*_of_pair(label, pair), *_of_engines(runs[pair.truth], runs[label])]
+        notes += _of_pair(label, pair)
     few = {label: units for label, trace in traces.items() if (units := _units(trace)) < _FEW_SESSIONS}
     if few:
         named = ", ".join(f"{label} {units}" for label, units in few.items())
@@ -181,17 +181,6 @@ def _of_pair(label: str, pair: Pair) -> list[str]:
         notes.append(f"{label} and {pair.truth}: prompts of {different:,} joined requests differ in length.")
     if pair.kind == "error" and cached.exact_share is not None and cached.exact_share < 0.99:
         notes.append(f"{label}: cached tokens disagree with {pair.truth}; read its latencies with that in mind.")
-    return notes
-
-
-def _of_engines(truth: Run, other: Run) -> list[str]:
-    if truth.meta.engine is None or other.meta.engine is None:
-        return []
-    notes = []
-    for name in ("block_size", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens"):
-        t, o = getattr(truth.meta.engine, name), getattr(other.meta.engine, name)
-        if t is not None and o is not None and t != o:
-            notes.append(f"{other.label} ran with {name} {o:,}, {truth.label} with {t:,}.")
     return notes
 
 

@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from measure.cohorts import ALL, LATER_TURNS, MAIN, cohort_order, cohort_title
-from measure.metrics.tables import slo_lines
 from measure.wording import NOTHING, duration_ms, share, signed_percent
 from report.compare.cells import JUDGED_LEVELS
 from report.compare.comparison import Compared
-from report.compare.drawing import arrival_figure, cached_figure, gap_figure, survival_figures
 from report.compare.ensembles import counted_cohorts
 from report.compare.headline import error_text, ordered_labels, telling_cohort
 from report.compare.results import (
@@ -23,7 +21,8 @@ from report.compare.results import (
     Quantile,
     QuantileError,
 )
-from report.pages.panels import Card, Cell, Check, Page, Panel, Row, Table
+from report.pages.figures import DASHED, Survival, survival_figure
+from report.pages.panels import Card, Cell, Check, Figure, Page, Panel, Row, Table
 
 _DETAILED: Final[tuple[Metric, ...]] = ("tpot", "itl", "e2e")
 
@@ -32,11 +31,6 @@ def comparison_page(compared: Compared) -> Page:
     """Return the page of ``report compare`` and ``sim validate``."""
     result = compared.result
     checks = [Check("gate", gate.state, f"{gate.expression} ({gate.reason})") for gate in result.gates]
-    checks += [
-        Check(f"{label}: SLO", "met" if slo.met else "MISSED", line.partition(": ")[2])
-        for label, slos in result.slos.items()
-        for slo, line in zip(slos, slo_lines(slos), strict=True)
-    ]
     return Page(
         tool="sim validate" if result.forecasts else "report compare",
         title=", ".join(result.traces),
@@ -87,15 +81,6 @@ def _place(cohort: str) -> str:
 
 def _detail_panels(compared: Compared) -> Iterator[Panel]:
     result, gaps = compared.result, gap_figure(compared)
-    chapter = "TTFT over arrival time"
-    yield Panel(
-        chapter=chapter,
-        title=chapter,
-        id="arrivals",
-        figure=arrival_figure(compared),
-        caption="A TTFT that climbs with time is a queue that grows: saturation. Open triangles: censored requests, at "
-        "the time they had waited.",
-    )
     present = cohort_order({name for trace in result.traces.values() for name in trace.cohorts})
     tables = [cohort_table(result, ALL, metric) for metric in _DETAILED if _has(result, ALL, metric)]
     tables += [
@@ -138,12 +123,7 @@ def _cached_panels(compared: Compared) -> Iterator[Panel]:
         caption="A latency can be right for the wrong reason: engine, replay and forecast must first agree on what was "
         "in the prefix cache. A request that does not report its cached tokens is left out; it is not a miss.",
         tables=[Table(columns, rows, title)],
-        half=True,
     )
-    drawn = cached_figure(compared)
-    if drawn is not None:
-        caption = "Cached tokens of each joined request. On the line: exact."
-        yield Panel(title="", id="cached", figure=drawn, caption=caption, half=True)
 
 
 def _named(label: str, pair: Pair | None) -> Cell:
@@ -342,3 +322,34 @@ def repeat_text(error: QuantileError | None) -> str:
 
 def per_request(cell: DurationError) -> str:
     return NOTHING if cell.median_abs_error is None else f"{share(cell.median_abs_error)}; {cell.w1_log:.2f}"
+
+
+def survival_figures(compared: Compared) -> dict[str, Figure]:
+    cohorts = {cohort for (_, cohort, metric) in compared.cells if metric == "ttft" and cohort in MAIN}
+    return {
+        cohort: _curves(compared, cohort, "ttft", "TTFT (ms)", "still without a first token")
+        for cohort in cohort_order(cohorts)
+    }
+
+
+def gap_figure(compared: Compared) -> Figure | None:
+    """Survival of inter-token gaps; None if no trace has any."""
+    curves = _curves(compared, ALL, "itl", "inter-token gap (ms)", "share of gaps that are longer")
+    return curves if curves["data"] else None
+
+
+def _curves(compared: Compared, cohort: str, metric: Metric, x_title: str, y_title: str) -> Figure:
+    truths = {pair.truth for pair in compared.result.pairs.values()}
+    drawn = [
+        Survival(
+            name=label,
+            curve=cell.curve,
+            n=len(cell.waits),
+            slot=slot,
+            width=3.4 if label in truths else 2.2,
+            dash=DASHED if compared.runs[label].meta.source == "sim" else "solid",
+        )
+        for slot, label in enumerate(compared.runs)
+        if (cell := compared.cells.get((label, cohort, metric))) is not None and len(cell.waits)
+    ]
+    return survival_figure(drawn, x_title, y_title)

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from measure.metrics.results import SloResult
 from measure.thresholds import TOO_UNCERTAIN
 
 SCHEMA = "kvtape-compare/1"
@@ -254,7 +253,5 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     pairs: dict[str, Pair]
     forecasts: dict[str, Forecast] = {}
     gates: list[GateResult] = []
-    slos: dict[str, list[SloResult]] = {}
-    """By label."""
     next_steps: list[str] = []
     """Likely causes of failed gates, and the command that settles each."""

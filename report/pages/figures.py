@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from measure import wording
 from report.pages.panels import Figure
-from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.arrays import FloatArray
 
 Trace = dict[str, Any]
 
@@ -29,8 +29,6 @@ class Curve:
 
 
 DASHED: Final = "6px,3px"
-_MOST_POINTS: Final = 2_000
-"""Points of a scatter per label; more are thinned evenly, since a page has to open on a phone."""
 
 
 def line(x: list[Any], y: list[Any], slot: int, *, width: float = 2.2, dash: str = "solid", **more: Any) -> Trace:
@@ -150,11 +148,6 @@ def survival_figure(drawn: Sequence[Survival], x_title: str, y_title: str) -> Fi
         lines.append(line(x, y, one.slot, width=one.width, dash=one.dash, **look))
     y_axis = axis(y_title, tickformat=".3~%", range=[0, 1.02])
     return figure([*bands, *lines], axis(x_title, type="log"), y_axis)
-
-
-def thinned(n: int, most: int = _MOST_POINTS) -> IntArray:
-    """Return places of at most ``most`` of n values, evenly."""
-    return np.unique(np.linspace(0, n - 1, min(n, most)).astype(np.int64))
 
 
 def rounded(values: FloatArray | npt.NDArray[np.int64]) -> list[float | None]:

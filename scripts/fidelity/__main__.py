@@ -52,8 +52,8 @@ def _capture(args: argparse.Namespace, began_s: float) -> int:
         parser().error(f"--model {args.model}: expected HIDDENxLAYERS")
     if args.wheels is not None:
         install_wheels(args.wheels)
-    from scripts.engine_home import measuring_cores, on_core
     from scripts.fidelity.capturing import capture_round
+    from scripts.processes import measuring_cores, on_core
     from tracefile.commandline.durations import duration
 
     try:

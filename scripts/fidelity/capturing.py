@@ -14,11 +14,11 @@ import msgspec
 
 from engines.control import ControlClient
 from scripts import gpu_engine
+from scripts.conditions import Watch
 from scripts.fidelity.engines import EngineKind, engine, facts, scheduler_of
 from scripts.fidelity.loads import Capture, Round, probe_engine, read_round, sized_round, write_round
 from scripts.job import Command, Workspace, shown
-from scripts.proxybench.conditions import Watch
-from scripts.proxybench.processes import free_port
+from scripts.processes import free_port
 from tracefile.files.reading import load_trace
 
 START_S, BETWEEN_S, UNKNOWN_S = 60.0, 5.0, 90.0

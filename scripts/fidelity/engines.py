@@ -9,7 +9,7 @@ from engines.facts import EngineFacts
 from scripts import gpu_engine, sglang_engine, vllm_engine
 from scripts.fidelity.loads import SCHEDULER
 from scripts.job import Workspace
-from scripts.proxybench.processes import free_port
+from scripts.processes import free_port
 
 EngineKind = Literal["vllm", "vllm-gpu", "sglang", "sim"]
 """A real engine on this machine's CPU or GPU, or the embedded one."""

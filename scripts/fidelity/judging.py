@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from scripts.engine_home import CORES
 from scripts.fidelity.loads import Capture, Round, Way, capture_named, read_round
 from scripts.job import Command, Workspace
 from scripts.markdown import markdown_table
+from scripts.processes import CORES
 
 LEVELS = ("p50", "p90", "p99")
 WARM_WAYS: tuple[Way, ...] = ("warm", "small")

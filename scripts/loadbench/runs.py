@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,12 +14,13 @@ import numpy.typing as npt
 
 from measure.quantiles import quantile as order_statistic
 from scripts.loadbench.clientload import ClientLoad
-from scripts.loadbench.reference_server import Pace, Served, ServerLog, reference_server
+from scripts.processes import on_core
+from scripts.reference_server import Pace, Served, ServerLog, reference_server
 from tracefile.files.reading import load_trace
 from tracefile.hashing.blockhash import keyed_id
 from tracefile.hashing.hashkey import load_key
+from wire.process import module_command, module_environment
 
-ROOT = Path(__file__).parents[2]
 STEADY = (0.2, 0.95)
 """Part of a run for rates: all clients have started and none has ended."""
 
@@ -80,7 +80,7 @@ def reference(name: str, module: str) -> Client:
             prompt_tokens=case.prompt_tokens,
             output_tokens=case.output_tokens,
         )
-        return [sys.executable, "-m", f"scripts.loadbench.{module}", msgspec.json.encode(load).decode()]
+        return module_command(f"scripts.loadbench.{module}", msgspec.json.encode(load).decode())
 
     return Client(name, command, _reference_ttfts)
 
@@ -90,11 +90,11 @@ def loadgen(case: Case, url: str, folder: Path) -> list[str]:
     when = ["--parallel", str(case.parallel)]
     if case.rate is not None:
         when = ["--pattern", "constant", "--rate", f"{case.rate:g}"]
-    return [
-        *(sys.executable, "-m", "loadgen", "--url", url, "-o", str(folder / "trace.jsonl"), "--model", "truth"),
+    return module_command(
+        *("loadgen", "--url", url, "-o", str(folder / "trace.jsonl"), "--model", "truth"),
         *("--duration", f"{case.duration_s:g}s", *when, "--json"),
         *("--prompt-tokens", str(case.prompt_tokens), "--output-tokens", str(case.output_tokens)),
-    ]
+    )
 
 
 def trace_ttfts(folder: Path, request_ids: Iterable[str]) -> dict[str, float]:
@@ -141,12 +141,11 @@ class Measured:
 def measure(client: Client, case: Case, folder: Path) -> Measured:
     """Run one client on one case, on core 1, the server on core 0; its files go to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    with reference_server(case.server, prefix=("taskset", "-c", "0")) as server:
-        command = ["taskset", "-c", "1", *client.command(case, server.url, folder)]
-        launched_ns = time.perf_counter_ns()
-        with (folder / "stderr").open("w") as errors:
-            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
+    with reference_server(case.server, folder / "server.log", core=0) as server:
+        command, launched_ns = client.command(case, server.url, folder), time.perf_counter_ns()
+        with (folder / "stderr").open("w") as errors, on_core(1):
+            quiet = subprocess.DEVNULL
+            process = subprocess.Popen(command, stdout=quiet, stderr=errors, env=module_environment())
             _, status, usage = os.wait4(process.pid, 0)
         code = process.returncode = os.waitstatus_to_exitcode(status)
         log = server.log()

@@ -1,25 +1,23 @@
 """Proxies under measurement: none, nginx, and the tap as it is meant to run, with everything recorded."""
 
-import asyncio
 import contextlib
+import json
 import os
-import re
 import shutil
-import signal
-import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.proxybench.processes import child_named, free_port, pin, until_listening
-from scripts.proxybench.tapprocess import running_tap
+from scripts.processes import child_named, free_port, is_listening, pin, serving
+from wire.process import module_command, module_environment
 
 PROXY_CORE, LOAD_CORE = 1, 0
 
-# Each as its own manual would have it for token streams: connections kept on both sides, nothing buffered, no log.
-# nginx passes a request on as it comes, in pieces of up to 128 KB; with its default of 16 KB a long prompt takes it
-# three times as long.
+# As its own manual would have it for token streams: connections kept on both sides, nothing buffered, no log. It passes
+# a request on as it comes, in pieces of up to 128 KB; with its default of 16 KB a long prompt takes it three times as
+# long.
 NGINX_CONF = """
 daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log crit;
 worker_rlimit_nofile 16384;
@@ -50,23 +48,8 @@ class Proxy:
     pid: int | None = None
     """The data-plane process."""
     recorder: int | None = None
-    token_ids: bool = True
-    """Whether prompts go as token ids, as text otherwise."""
     account: dict[str, Any] = field(default_factory=dict)
-    """What the tap said of every request, once it has ended."""
-
-
-@contextlib.asynccontextmanager
-async def running(command: Sequence[str], port: int, **options: Any) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """A process on the proxies' core until the block ends, from when its port answers."""
-    process = subprocess.Popen(command, **options)  # noqa: ASYNC220  once, before anything is measured
-    try:
-        pin(process.pid, PROXY_CORE)
-        await until_listening(port, process)
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(process.wait)
+    """The tap's counts of requests, once it has ended."""
 
 
 def binary(name: str) -> str | None:
@@ -74,41 +57,30 @@ def binary(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
 
 
-@contextlib.asynccontextmanager
-async def nginx(folder: Path, upstream: int) -> AsyncIterator[Proxy]:
+@contextlib.contextmanager
+def nginx(program: str, folder: Path, upstream: int) -> Iterator[Proxy]:
     """nginx with one worker."""
-    port, own = free_port(), folder / "nginx"
-    own.mkdir()
-    config = own / "nginx.conf"
-    config.write_text(NGINX_CONF.format(folder=own, upstream=upstream, port=port))
-    command = [binary("nginx") or "nginx", "-c", str(config), "-e", str(own / "nginx.log")]
-    async with running(command, port) as process:
-        worker = await child_named(process.pid, "worker process")
-        pin(worker, PROXY_CORE)
-        yield Proxy("nginx", port, worker)
+    port, config = free_port(), folder / "nginx.conf"
+    config.write_text(NGINX_CONF.format(folder=folder, upstream=upstream, port=port))
+    command, log = [program, "-c", str(config), "-e", str(folder / "nginx.log")], folder / "nginx.out"
+    with serving(command, partial(is_listening, port), log, "nginx", core=PROXY_CORE) as process:
+        yield Proxy("nginx", port, child_named(process.pid, "worker process"))
 
 
-@contextlib.asynccontextmanager
-async def tap(folder: Path, upstream: int, tokenizer: str, flags: Sequence[str]) -> AsyncIterator[Proxy]:
-    """The tap with full recording and hashing; at the end the proxy's account is the summary that the tap kept."""
-    own = folder / tokenizer
-    own.mkdir()
-    async with running_tap(own, upstream, ["--tokenizer", tokenizer, *flags]) as command:
-        plane, recorder = await command.pid("worker"), await command.pid("recorder")
-        for pid in (command.process.pid, plane):
-            pin(pid, PROXY_CORE)
+@contextlib.contextmanager
+def tap(folder: Path, upstream: int) -> Iterator[Proxy]:
+    """The tap with full recording and hashing; the proxy has its account after the block."""
+    port, trace, log = free_port(), folder / "captured.jsonl", folder / "tap.log"
+    flags = ("--upstream", f"http://127.0.0.1:{upstream}", "--listen", f"127.0.0.1:{port}", "-o", str(trace))
+    command = module_command("tap", *flags, "--tokenizer", "ids", "--no-engine-facts")
+    environment = module_environment() | {"KVTAPE_KEY_FILE": str(folder / "key")}
+
+    def is_ready() -> bool:  # its port takes connections before its workers answer them
+        return b"listening on" in log.read_bytes()
+
+    with serving(command, is_ready, log, "the tap", environment=environment, core=PROXY_CORE) as process:
+        plane, recorder = (child_named(process.pid, module) for module in ("tap.proxy.worker", "tap.recorder.recorder"))
         pin(recorder, LOAD_CORE)
-        proxy = Proxy(f"tap {tokenizer}", command.port, plane, recorder, tokenizer != "bytes")
+        proxy = Proxy("tap", port, plane, recorder)
         yield proxy
-        await command.end()
-        proxy.account = command.account
-
-
-def version(name: str) -> str | None:
-    """A daemon's version as it prints it; null where it is not installed."""
-    path = binary(name)
-    if path is None:
-        return None
-    said = subprocess.run([path, "-v"], capture_output=True, text=True, check=False)
-    found = re.search(r"\d+\.\d+[\w.+~-]*", said.stdout + said.stderr)
-    return found[0] if found else "unknown"
+    proxy.account = json.loads(Path(f"{trace}.summary.json").read_bytes())

@@ -4,13 +4,14 @@ Neither queues, sessions nor noise are in it, only steps that the capture's sche
 """
 
 from dataclasses import asdict, dataclass
-from math import exp, sqrt
+from math import exp, hypot, log, sqrt
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from sim.fit.drift import Drift, drift_of_mean, speed, widened
+from measure.scores import ndtri, stdtrit
+from sim.fit.drift import INTERVAL, Drift, drift_of_mean, speed, widened
 from sim.fit.observations import Observations, observe
 from sim.fit.regression import with_late_reads_joined
 from sim.fit.variants import Capture, prepare_capture, schedule_of
@@ -101,14 +102,29 @@ def paced_model(model: Model, path: Path) -> Model:
     return msgspec.structs.replace(
         with_pace(model, pace),
         fitted_on=[*model.fitted_on, fit_trace(path, trace_digest(path), records)],
-        diagnostics={**model.diagnostics, "pace": {**asdict(pace), "said": describe_pace(pace, path.name)}},
+        diagnostics={**model.diagnostics, "pace": {**asdict(pace), "said": describe_pace(pace, path.name, model)}},
     )
 
 
-def describe_pace(pace: Pace, name: str) -> str:
-    """Return the pace with its 95 % interval, in words."""
+LEAST_DRIFT = log(1.05)
+"""Drift that is never reported: forecasts' bands are wider."""
+
+
+def describe_pace(pace: Pace, name: str, model: Model) -> str:
+    """Return the pace with its 95 % interval, and if ``model`` still holds: its captures differ as much."""
     low, high = pace.factor * exp(-pace.reach), pace.factor * exp(pace.reach)
+    reach = max(drift_reach(model), LEAST_DRIFT)
+    verdict = "it holds" if pace.reach <= reach else "too uncertain to say"
+    if abs(log(pace.factor)) > hypot(reach, pace.reach):
+        verdict = "it has drifted: forecast with the scaled one, or fit again"
     return (
         f"pace: steps of {name} took {pace.factor:.3f} of the model's time (95 % interval {low:.3f} to {high:.3f}, "
-        f"{pace.intervals:,} intervals); another such capture may differ by {pace.log_sd:.1%}"
+        f"{pace.intervals:,} intervals); another such capture may differ by {pace.log_sd:.1%}\n"
+        f"the model expects {exp(-reach):.2f} to {exp(reach):.2f}: {verdict}"
     )
+
+
+def drift_reach(model: Model) -> float:
+    """Return how far log(pace) may be from 0 by the drift between the model's captures, at the ends of 95 %."""
+    score = stdtrit(model.drift_freedom, INTERVAL[1]) if model.drift_freedom else ndtri(INTERVAL[1])
+    return float(score) * model.drift_log_sd

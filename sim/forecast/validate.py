@@ -26,7 +26,7 @@ from sim.engine import results as outcomes
 from sim.engine import simulatedrequest as layout
 from sim.fit import pace as pacing
 from sim.fit.pace import Pace
-from sim.forecast import ensemble, following, saturation
+from sim.forecast import ensemble, saturation
 from sim.forecast import fleets as running
 from sim.forecast.captured import Captured, plan, read_captured
 from sim.forecast.ensemble import Forecast
@@ -72,10 +72,6 @@ class ValidateConfig:
 
 def run(arguments: argparse.Namespace) -> int:
     """Forecast, judge, print; 1 if a gate fails, 3 if one is too uncertain."""
-    if arguments.follow:
-        if arguments.repeat or arguments.cold or arguments.gate or arguments.html:
-            raise InputError("--follow: judges the last minutes; expected no --repeat, --cold, --gate and --html")
-        return following.run(arguments)
     config = replace(
         read_config(arguments, arguments.trace),
         again=tuple(arguments.repeat),

@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from loadgen.__main__ import main as loadgen
-from scripts.proxybench.processes import free_port
+from scripts.processes import free_port
 from scripts.proxybench.proxies import binary
 from tests.fakes.scripted_engine import ScriptedEngine
 from tracefile.files.reading import load_trace

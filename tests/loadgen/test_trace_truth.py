@@ -7,7 +7,7 @@ import pytest
 
 from loadgen.__main__ import main
 from loadgen.core.draws import TokenIds
-from scripts.loadbench.reference_server import NS_PER_MS, Pace, Served, reference_server, token_ids
+from scripts.reference_server import NS_PER_MS, Pace, Served, reference_server, token_ids
 from tracefile.files.reading import load_trace
 from tracefile.hashing.blockhash import BlockHasher, keyed_id
 from tracefile.hashing.hashkey import load_key
@@ -20,7 +20,7 @@ ROUNDED_NS = 1_000
 def ran(folder: Path, pace: Pace, flags: list[str]) -> tuple[Meta, list[Record], dict[RequestId, Served]]:
     """A run against a server of its own: its trace, and the truth by the ids that the trace has."""
     trace = folder / "t.jsonl"
-    with reference_server(pace) as server:
+    with reference_server(pace, folder / "server.log") as server:
         assert main(["--url", server.url, "-o", str(trace), *flags]) == 0
         truth = server.log()
     meta, records = load_trace(trace)

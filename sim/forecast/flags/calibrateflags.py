@@ -32,7 +32,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="MODEL", help="model.json to write")
     parser.add_argument("--overwrite", action="store_true", help="replace the model if it exists")
-    pace = parser.add_argument_group("the pace of today, in place of a fit").add_argument
+    pace = parser.add_argument_group("the pace of today, in place of a fit: does the model still hold?").add_argument
     pace("--pace-from", type=Path, metavar="CAPTURE", help="scale --latency-model by the step times of any traffic")
     pace("--latency-model", type=Path, metavar="MODEL", help="model.json whose shape stays")
     parser.add_argument("--bootstrap", type=int, default=400, help="resamples for intervals; 0: none")

@@ -10,7 +10,6 @@ from tracefile.commandline.parser import Parser, seed
 EPILOG = (
     "Exit codes: 0 done, 1 a gate failed, 2 bad input, 3 no gate failed but one is too uncertain to say.\n\n"
     "examples:\n  sim validate monday.jsonl.zst --latency-model model.json --html validated.html\n"
-    "  sim validate tap.jsonl.zst --latency-model model.json --follow\n"
 )
 
 
@@ -33,12 +32,6 @@ def add_arguments(parser: Parser) -> None:
         metavar="COLD",
         help="the same load captured without sharing: forecast from TRACE too (again: its repeats)",
     )
-    parser.add_argument(
-        "--follow",
-        action="store_true",
-        help="judge the last minutes of a trace while it grows, at low priority, until Ctrl-C",
-    )
-    parser.add_setting("--upstream", metavar="URL", help="with --follow: the engine to judge, of a trace of several")
     add_engine_flags(parser)
     add_validation_flags(parser)
     parser.add_argument("--seed", type=seed, default=0, help="seed of the ensemble and of resampling")

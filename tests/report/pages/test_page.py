@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from report.__main__ import main
 from report.compare.comparison import CompareConfig, Compared, compare
-from report.compare.drawing import arrival_figure, cached_figure, gap_figure, survival_figures
-from report.compare.panels import comparison_page
+from report.compare.panels import comparison_page, gap_figure, survival_figures
 from report.output import render_page
 from report.pages.figures import log_scale
 from tests.report.browser import CHROMIUM, figures_drawn, page_figures
@@ -45,7 +44,7 @@ class Links(HTMLParser):
 
 def test_figures_are_valid_plotly(make_trace: MakeTrace) -> None:
     found = compared({"captured": make_trace("a"), "predicted": make_trace("b", source="sim", seed=2)})
-    figures = [*survival_figures(found).values(), gap_figure(found), cached_figure(found), arrival_figure(found)]
+    figures = [*survival_figures(found).values(), gap_figure(found)]
     for figure in figures:
         assert figure is not None
         assert len(go.Figure(figure).data) == len(figure["data"]) > 0
@@ -100,7 +99,7 @@ def test_every_log_axis_holds_its_data_between_labelled_ticks(low: float, factor
 
 def test_the_page_explains_its_columns_in_text(make_trace: MakeTrace) -> None:
     page = rendered(compared({"a": make_trace("a"), "b": make_trace("b", seed=1)}))
-    assert set(page_figures(page)) >= {"survival-all", "cached", "gaps", "arrivals"}
+    assert set(page_figures(page)) >= {"survival-all", "gaps"}
     assert "<abbr" not in page
     assert "area between the curves, in ms and on ln TTFT" in page
 
@@ -128,4 +127,4 @@ def test_a_browser_draws_every_figure_and_asks_for_nothing(tmp_path: Path, make_
     page = tmp_path / "page.html"
     traces = [f"captured={make_trace('a')}", f"predicted={make_trace('b', source='sim', seed=2)}"]
     main(["compare", *traces, "--bootstrap", "20", "--html", str(page)])
-    assert figures_drawn(page) >= {"survival-all", "survival-turns2-", "cached", "gaps", "arrivals"}
+    assert figures_drawn(page) >= {"survival-all", "survival-turns2-", "gaps"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sim.__main__ import main
-from sim.fit.pace import capture_steps, describe_pace, measure_pace, with_pace
+from sim.fit.pace import Pace, capture_steps, describe_pace, measure_pace, with_pace
 from sim.latency.modelfile import Model, default_model, load_model, save_model
 from sim.workload.arrivals import plan_arrivals
 from tests.sim.oracles.arrival import objects
@@ -63,7 +63,24 @@ def test_the_pace_of_a_slower_engine_is_its_factor(tmp_path: Path) -> None:
     assert paced.costs == pytest.approx(np.array(model.costs) * pace.factor)
     assert paced.draws == [[pytest.approx(pace.factor)] * len(model.parameters)]
     assert (paced.drift_log_sd, paced.drift_freedom) == (round(pace.log_sd, 6), pace.freedom)
-    assert "took 1.250 of the model's time (95 % interval 1.2" in describe_pace(pace, "c.jsonl")
+    assert "took 1.250 of the model's time (95 % interval 1.2" in describe_pace(pace, "c.jsonl", model)
+
+
+@pytest.mark.parametrize(
+    ("factor", "log_sd", "drift_log_sd", "verdict"),
+    [
+        (1.04, 0.01, 0.0, "the model expects 0.95 to 1.05: it holds"),
+        (1.2, 0.01, 0.0, "it has drifted: forecast with the scaled one, or fit again"),
+        (1 / 1.2, 0.01, 0.0, "it has drifted: forecast with the scaled one, or fit again"),
+        (1.2, 0.01, 0.1, "the model expects 0.82 to 1.22: it holds"),  # exp(1.96 x 0.1)
+        (1.04, 0.5, 0.0, "too uncertain to say"),
+    ],
+)
+def test_a_model_holds_while_its_captures_differ_as_much(
+    factor: float, log_sd: float, drift_log_sd: float, verdict: str
+) -> None:
+    model = msgspec.structs.replace(default_model(), drift_log_sd=drift_log_sd)
+    assert describe_pace(Pace(factor, log_sd, 7, 800), "c.jsonl", model).endswith(verdict)
 
 
 def test_a_model_is_scaled_and_may_not_be_judged_by_what_scaled_it(

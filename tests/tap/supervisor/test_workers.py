@@ -9,14 +9,22 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-from scripts.proxybench.processes import ended
 from tests.tap.conftest import ANSWER, COMPLETION, upstream_of
 from tests.waiting import until
 
 ONLY_OTHERS_NEED = {"numpy", "transformers", "fastapi", "uvicorn", "httpx", "jinja2", "prometheus_client", "fsspec"}
 PATIENCE_S = 30.0
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has ended, collected by its parent or not."""
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def dropped(lab: Any) -> dict[str, int]:

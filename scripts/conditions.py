@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.proxybench.processes import cpu_ns, machine_busy_ns
+from scripts.processes import cpu_ns, machine_busy_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 It is light, so that it limits no measurement: requests are found by three searches, not parsed; pieces go to the
 kernel by ``write(2)``, because an event loop's own write may wait for the end of its turn.
 
-    python -m scripts.loadbench.reference_server '{"ttft_low_ms": 20, "ttft_high_ms": 80, "gap_ms": 10}'
+    python -m scripts.reference_server 8000 '{"ttft_low_ms": 20, "ttft_high_ms": 80, "gap_ms": 10}'
 
 Its log is the ground truth for a client. All times are of the monotonic clock that every process of a machine shares
 (``time.perf_counter_ns``). The server notes the last byte of a request and the write of the first token, so a client's
-TTFT error is never negative: it is the way there and back through the kernel, and the client's delay.
+TTFT error is never negative: it is the way there and back through the kernel, and the client's delay. The tap's
+benchmark runs the server on the loop of its client, so that neither costs the other a context switch.
 """
 
 import asyncio
@@ -15,11 +16,13 @@ import contextlib
 import heapq
 import os
 import re
-import subprocess
+import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from pathlib import Path
 from time import perf_counter_ns
 from typing import NamedTuple, cast
 
@@ -27,6 +30,7 @@ import httpx
 import msgspec
 
 from loadgen.core.draws import below, text_key
+from scripts.processes import free_port, is_listening, serving
 from wire.alarm import Alarm
 from wire.loop import run as run_loop
 from wire.process import module_command, module_environment
@@ -56,6 +60,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """From a request's last byte to the first write, drawn by request id."""
     gap_ms: float = 0.0
     """Between two writes; 0: all at once."""
+    tick_ms: float = 0.0
+    """Writes fall on whole ticks of the clock, as those of a decode step do; 0: each at its own time."""
     tokens_per_write: int = 1
     """Events of later writes; the first write has one."""
     prompt_tokens: int = 256
@@ -65,26 +71,33 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
         low_ns, high_ns = (round(bound * NS_PER_MS) for bound in (self.ttft_low_ms, self.ttft_high_ms))
         return low_ns + below(text_key(request_id), high_ns - low_ns + 1)
 
+    def on_tick(self, due_ns: int) -> int:
+        tick_ns = max(1, round(self.tick_ms * NS_PER_MS))
+        return -(-due_ns // tick_ns) * tick_ns
+
 
 class Served(msgspec.Struct, array_like=True):
-    """Request as the server saw it, in ns of the monotonic clock; null: it did not come to that."""
+    """Request as the server saw it, in ns of the monotonic clock."""
 
     request_id: str
     """Its ``X-Request-Id``, else its number, ``#7``."""
     received_ns: int
     """Start of the read with its last byte."""
     due_ns: int
-    first_write_ns: int | None
-    """Just before the first token's bytes went to the kernel."""
-    last_write_ns: int | None
-    """Just before the stream's end, likewise."""
     tokens: int
     writes: int
     """Pieces of the complete stream."""
+    writes_ns: list[int]
+    """Of each piece, just before its bytes went to the kernel."""
 
     @property
     def ttft_ns(self) -> int | None:
-        return None if self.first_write_ns is None else self.first_write_ns - self.received_ns
+        return self.writes_ns[0] - self.received_ns if self.writes_ns else None
+
+    @property
+    def last_write_ns(self) -> int | None:
+        """Time of the stream's end; null: it did not come to that."""
+        return self.writes_ns[-1] if len(self.writes_ns) == self.writes else None
 
 
 class ServerLog(msgspec.Struct, frozen=True):
@@ -126,43 +139,48 @@ def _chunk(event: dict[str, object]) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-class _Stream:
-    """Response being written."""
+class _Stream(NamedTuple):
+    """Response being written; ``served`` has the times of the pieces written so far."""
 
-    def __init__(self, connection: "_Connection", served: Served, pieces: Sequence[bytes]) -> None:
-        self.connection, self.served, self.pieces = connection, served, pieces
-        self.next_piece = 0
+    connection: "_Connection"
+    served: Served
+    pieces: Sequence[bytes]
+    gap_ns: int
 
 
 class ReferenceServer:
     """Answers every completion by its pace, and logs each."""
 
     def __init__(self, pace: Pace) -> None:
-        self._pace = pace
-        self._gap_ns = round(pace.gap_ms * NS_PER_MS)
+        self.pace = pace
+        """Of the requests that come from now on."""
         self._served: list[Served] = []
         self._due: list[tuple[int, int, _Stream]] = []
         self._pushed = 0
         self._alarm = Alarm(self._ring)
         self._started_ns = perf_counter_ns()
 
-    async def listen(self) -> int:
-        loop = asyncio.get_running_loop()
-        listener = await loop.create_server(lambda: _Connection(self), "127.0.0.1", 0, backlog=BACKLOG)
-        return int(next(iter(listener.sockets)).getsockname()[1])
+    async def listen(self, listener: socket.socket) -> None:
+        await asyncio.get_running_loop().create_server(lambda: _Connection(self), sock=listener, backlog=BACKLOG)
 
     def log(self) -> ServerLog:
         return ServerLog(self._served, time.process_time_ns(), self._started_ns, perf_counter_ns())
+
+    def take_served(self) -> list[Served]:
+        """Return the requests since the last call, and forget them."""
+        served, self._served = self._served, []
+        return served
 
     def serve(self, connection: "_Connection", head: bytes, body: bytes, received_ns: int) -> None:
         found = _REQUEST_ID.search(head)
         request_id = found[1].decode("ascii") if found else f"#{len(self._served)}"
         wanted = _MAX_TOKENS.search(body, max(0, len(body) - TAIL)) or _MAX_TOKENS.search(body)
         tokens = max(1, int(wanted[1])) if wanted else DEFAULT_TOKENS
-        pieces, due_ns = stream_pieces(self._pace, tokens), received_ns + self._pace.ttft_ns(request_id)
-        served = Served(request_id, received_ns, due_ns, None, None, tokens, len(pieces))
+        pace, pieces = self.pace, stream_pieces(self.pace, tokens)
+        due_ns = pace.on_tick(received_ns + pace.ttft_ns(request_id))
+        served = Served(request_id, received_ns, due_ns, tokens, len(pieces), [])
         self._served.append(served)
-        stream = _Stream(connection, served, pieces)
+        stream = _Stream(connection, served, pieces, round(pace.gap_ms * NS_PER_MS))
         if due_ns == received_ns:
             self._go_on(stream)
         else:
@@ -180,19 +198,16 @@ class ReferenceServer:
 
     def _go_on(self, stream: _Stream) -> None:
         """Write the next piece, or all that are left; schedule the following one."""
-        pieces, served = stream.pieces, stream.served
-        last = len(pieces) if self._gap_ns == 0 else stream.next_piece + 1
-        for number in range(stream.next_piece, last):
+        connection, served, pieces, gap_ns = stream
+        written_ns = served.writes_ns
+        last = len(written_ns) + 1 if gap_ns else len(pieces)
+        for piece in pieces[len(written_ns) : last]:
             now_ns = perf_counter_ns()
-            if not stream.connection.write(pieces[number]):
+            if not connection.write(piece):
                 return
-            if number == 0:
-                served.first_write_ns = now_ns
-            if number == len(pieces) - 1:
-                served.last_write_ns = now_ns
-        stream.next_piece = last
+            written_ns.append(now_ns)
         if last < len(pieces):
-            self._push(served.due_ns + last * self._gap_ns, stream)
+            self._push(served.due_ns + last * gap_ns, stream)
 
 
 class _Connection(asyncio.Protocol):
@@ -266,18 +281,11 @@ class _Connection(asyncio.Protocol):
         self.write(head % (status, len(body)) + body)
 
 
-async def _serve(pace: Pace) -> None:
-    """Serve until standard input ends: the parent has closed it or died."""
-    server = ReferenceServer(pace)
-    print(f"http://127.0.0.1:{await server.listen()}", flush=True)
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-
-    def read() -> None:
-        if not os.read(0, 4096):
-            loop.remove_reader(0)
-            ended.set()
-
-    loop.add_reader(0, read)
+async def _serve(port: int, pace: Pace) -> None:
+    """Serve until SIGTERM."""
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    await ReferenceServer(pace).listen(socket.create_server(("127.0.0.1", port)))
     await ended.wait()
 
 
@@ -292,21 +300,14 @@ class ServerProcess(NamedTuple):
 
 
 @contextlib.contextmanager
-def reference_server(pace: Pace, *, prefix: Sequence[str] = ()) -> Iterator[ServerProcess]:
-    """Run the server within the block; ``prefix``: command before it, such as ``taskset``."""
-    command = [*prefix, *module_command("scripts.loadbench.reference_server", msgspec.json.encode(pace).decode())]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=module_environment())
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        url = process.stdout.readline().strip()
-        if not url:
-            raise RuntimeError(f"{command!r} did not start")
-        yield ServerProcess(url)
-    finally:
-        process.communicate()  # closes its input, its sign to end
+def reference_server(pace: Pace, log: Path, *, core: int | None = None) -> Iterator[ServerProcess]:
+    """Run the server within the block, on a core of its own if one is given; ``log`` has its output."""
+    port = free_port()
+    command = module_command("scripts.reference_server", str(port), msgspec.json.encode(pace).decode())
+    ready = partial(is_listening, port)
+    with serving(command, ready, log, "the reference server", environment=module_environment(), core=core):
+        yield ServerProcess(f"http://127.0.0.1:{port}")
 
 
 if __name__ == "__main__":
-    run_loop(_serve(msgspec.json.decode(sys.argv[1], type=Pace)))
+    run_loop(_serve(int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=Pace)))
