@@ -7,9 +7,9 @@ from engines.routing.costs import prefill_ms, routing_costs
 from engines.routing.router import Router
 from engines.routing.routes import Route, make_router
 from sim.engine.deployment import Deployment
-from sim.engine.dispatch import Dispatch, RoutedLoad, Timeline, TrueCaches
+from sim.engine.dispatch import Dispatch, Routed, Timeline, TrueCaches
 from sim.engine.fleetplan import FleetPlan
-from sim.engine.fleets import FleetEngine, FleetLoad, words_of
+from sim.engine.fleets import FleetEngine, FleetLoad, upstreams_of
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -39,7 +39,7 @@ def engines_of(
 
 def run_fleet(
     arrivals: Arrivals,
-    routed: RoutedLoad,
+    routed: list[Routed],
     engines: Sequence[FleetEngine],
     plan: FleetPlan,
     seed: int | None,
@@ -50,7 +50,7 @@ def run_fleet(
     route, router, caches, table = plan.parsed_route(), None, None, list[int]()
     if route is None:
         places = {name: place for place, name in enumerate(plan.names)}
-        table = [0 if name is None else places[name] for name in words_of(arrivals, "upstream")]
+        table = [0 if name is None else places[name] for name in upstreams_of(arrivals)]
     else:
         if route.kind.uses_cache and route.knowledge == "complete":
             caches = TrueCaches()
