@@ -27,18 +27,13 @@ class Dispatch:
         *,
         table: Sequence[int] = (),
         incidents: "Timeline | None" = None,
-        caches: "TrueCaches | None" = None,
     ) -> None:
-        """``caches``: the router's knowledge, if it is complete."""
         self.fleet: Fleet = fleet
         self.router: Router | None = router
         self.engine_of: list[int] = [NONE] * len(fleet.requests)
         self._routed: list[Routed] = routed
         self._incidents: Timeline | None = incidents
-        self._caches: TrueCaches | None = caches
         self._table: Sequence[int] = table
-        if caches is not None:
-            caches.fleet = fleet
         self._number_of: list[int] = [NONE] * len(fleet.requests)
         self._chosen: int = 0
 
@@ -64,7 +59,7 @@ class Dispatch:
         if router is None:
             return
         while events.size > 0 and events.next_ms <= self.fleet.known_ms:
-            time_ms, code = events.next_ms, events.next_code()
+            time_ms, code = events.next_ms, events.next_code
             events.pop()
             place = code >> 1
             if code & 1 == FIRST_TOKEN:
@@ -84,8 +79,6 @@ class Dispatch:
             self.engine_of[place] = self._table[place]
             return fleet.advance(place, self._table[place])
         request = RoutedRequest(self._chosen, fleet.now_ms / 1e3, *self._routed[place])
-        if self._caches is not None:
-            self._caches.place = place
         engine = router.choose(request)
         if incidents is not None and not incidents.is_up(engine):
             fleet.end_here(place, NO_ENGINE)
@@ -226,22 +219,3 @@ class Timeline:
     def _next_in_turn(self, engine: int, at_ms: float) -> None:
         if engine + 1 < len(self._up):
             self._note(at_ms, self._drain, engine + 1)
-
-
-class TrueCaches:
-    """Complete knowledge: the engines' caches as they are when the request in hand comes."""
-
-    def __init__(self) -> None:
-        self.fleet: Fleet | None = None
-        self.place: int = NONE
-        """Request in hand; ``Dispatch`` sets it, and the fleet."""
-
-    def overlaps(self, blocks: Sequence[int], now_s: float) -> Sequence[int]:
-        assert self.fleet is not None
-        return self.fleet.cached_blocks(self.place)
-
-    def sent(self, place: int, blocks: Sequence[int], now_s: float) -> None:
-        """Learn nothing: the caches tell."""
-
-    def forget(self, place: int) -> None:
-        """Learn nothing: the caches tell."""

@@ -20,19 +20,12 @@ class EventHeap:
         self.size: i64 = 0
         self.next_ms: float = NEVER_MS
         """Time of the next event; infinity: there is none."""
+        self.next_code: i64 = 0
         self._times_ms: vec[float] = vec[float]()
         self._codes: vec[i64] = vec[i64]()
         self._slots: vec[i64] = vec[i64]()
         """Places in ``_requests``; those of events that are gone are behind the others."""
         self._requests: list[SimulatedRequest] = []
-
-    def next_code(self) -> i64:
-        """Code of the next event."""
-        return self._codes[0]
-
-    def next_request(self) -> SimulatedRequest:
-        """Request of the next event."""
-        return self._requests[self._slots[0]]
 
     def push(self, time_ms: float, code: i64, request: SimulatedRequest) -> None:
         """Add an event; of one time, the smallest code comes first."""
@@ -52,16 +45,16 @@ class EventHeap:
             self._move(parent, at)
             at = parent
         self._put(at, time_ms, code, slot)
-        self.next_ms = self._times_ms[0]
+        self._see_next()
 
-    def pop(self) -> None:
-        """Remove the next event."""
+    def pop(self) -> SimulatedRequest:
+        """Remove the next event; return its request."""
         self.size -= 1
         last = self.size
         time_ms = self._times_ms[last]
         code = self._codes[last]
         slot = self._slots[last]
-        self._slots[last] = self._slots[0]
+        popped = self._slots[last] = self._slots[0]
         at: i64 = 0
         while True:
             child = 2 * at + 1
@@ -74,10 +67,14 @@ class EventHeap:
                 break
             self._move(child, at)
             at = child
-        self.next_ms = NEVER_MS
         if last > 0:
             self._put(at, time_ms, code, slot)
-            self.next_ms = self._times_ms[0]
+        self._see_next()
+        return self._requests[popped]
+
+    def _see_next(self) -> None:
+        self.next_ms = self._times_ms[0] if self.size > 0 else NEVER_MS
+        self.next_code = self._codes[0]
 
     def _is_before(self, time_ms: float, code: i64, at: i64) -> bool:
         return time_ms < self._times_ms[at] or (time_ms == self._times_ms[at] and code < self._codes[at])

@@ -6,7 +6,7 @@ than the step that the arrival has to wait for, and each does what it would do a
 mypyc compiles this module.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf, isnan, nan, nextafter
 from typing import Final
 
@@ -52,10 +52,9 @@ class Life:
         self.has_served: bool = False
         self.resumes_ms: float = inf
         """Nothing happens in the engine before."""
-        self.bound_ms: float = inf
-        """No session that waits for the engine goes on before."""
         self.think_ms: float = inf
-        """Shortest think time after the requests in flight."""
+        """Shortest think time after the requests in flight: no session that waits for the engine goes on before
+        ``resumes_ms`` and this time."""
 
 
 class Fleet:
@@ -82,6 +81,8 @@ class Fleet:
         self.now_ms: float = now_ms
         self.stop_ms: float = inf
         """Where ``advance`` returns in any case."""
+        self._coming: i64 = NONE
+        """Request that ``advance`` returned last."""
         self._block_size: i64 = block_size
         self._make_life: Callable[[i64, i64], Life] = make_life
         self.events: EventHeap = EventHeap()
@@ -117,20 +118,26 @@ class Fleet:
             self.now_ms = until_ms
             if self.stop_ms <= self._arrivals.next_ms:
                 return AT_STOP
-            request = self._arrivals.next_request()
-            self._arrivals.pop()
+            request = self._arrivals.pop()
+            self._coming = request.index
             if self._needs_engine(request):
                 return request.index
 
-    def cached_blocks(self, place: i64) -> list[int]:
-        """Return, by engine, the leading blocks cached of the request at ``place``, which has just come."""
-        request = self.requests[place]
+    def overlaps(self, blocks: Sequence[int], now_s: float) -> list[int]:
+        """Return, by engine, the leading blocks cached of the request that has just come: complete knowledge."""
+        request = self.requests[self._coming]
         cached: list[int] = []
         for life in self.current:
             scheduler = life.engine.scheduler
             hit_tokens = scheduler.cache.look_up(request) if scheduler.accepts(request) else 0
             cached.append(int(hit_tokens // self._block_size))
         return cached
+
+    def sent(self, place: int, blocks: Sequence[int], now_s: float) -> None:
+        """Learn nothing: the caches tell."""
+
+    def forget(self, place: int) -> None:
+        """Learn nothing: the caches tell."""
 
     def lose(self, number: i64) -> tuple[list[int], list[int]]:
         """End an engine's life now; return its requests that come to the router again, having no token yet, and those
@@ -218,7 +225,6 @@ class Fleet:
         if left_ms < engine.now_ms:  # the router sees that the client goes, even during the engine's step
             life.resumes_ms = min(life.resumes_ms, left_ms)
         life.think_ms = min(life.think_ms, request.next_think_ms)
-        life.bound_ms = min(life.bound_ms, life.resumes_ms + request.next_think_ms)
 
     def _furthest_behind(self, until_ms: float) -> Life | None:
         """Return the life that has something to do before all others and before ``until_ms``."""
@@ -232,8 +238,9 @@ class Fleet:
     def _run_life(self, life: Life, until_ms: float) -> None:
         """Run an engine to ``until_ms``, or to where another one may let a session go on."""
         for other in self.current:
-            if other is not life and other.bound_ms < until_ms:
-                until_ms = min(until_ms, nextafter(other.bound_ms, inf))
+            goes_on_ms = other.resumes_ms + other.think_ms
+            if other is not life and goes_on_ms < until_ms:
+                until_ms = min(until_ms, nextafter(goes_on_ms, inf))
         if life.engine.server.placement == SHARED_CORE:  # a turn that comes during a step delays the step
             until_ms = min(until_ms, nextafter(self._after_leaving_ms(life), inf))
         done = life.engine.run(until_ms)
@@ -241,7 +248,6 @@ class Fleet:
         if life.engine.has_news or life.engine.is_paused():
             life.engine.has_news = False
             life.think_ms = self._collect(life)
-        life.bound_ms = life.resumes_ms + life.think_ms
 
     def _after_leaving_ms(self, life: Life) -> float:
         """Return the first time at which a session may go on whose client goes before its answer's end."""
@@ -303,12 +309,12 @@ class Fleet:
         undone: list[int] = []
         events = EventHeap()
         while self.events.size > 0:
-            request = self.events.next_request()
+            time_ms, code = self.events.next_ms, self.events.next_code
+            request = self.events.pop()
             if request.life == life.index and request.outcome != UNSERVABLE:
                 undone.append(int(request.index))
             else:
-                events.push(self.events.next_ms, self.events.next_code(), request)
-            self.events.pop()
+                events.push(time_ms, code, request)
         self.events = events
         early: set[int] = set()
         for place in undone:
@@ -316,9 +322,9 @@ class Fleet:
                 early.add(int(child.index))
         arrivals = EventHeap()
         while self._arrivals.size > 0:
-            request = self._arrivals.next_request()
+            time_ms = self._arrivals.next_ms
+            request = self._arrivals.pop()
             if int(request.index) not in early:
-                arrivals.push(self._arrivals.next_ms, request.index, request)
-            self._arrivals.pop()
+                arrivals.push(time_ms, request.index, request)
         self._arrivals = arrivals
         return undone
