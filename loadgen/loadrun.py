@@ -93,7 +93,6 @@ def run_config(config: LoadConfig, job: Job, meta: Meta, dialect: Dialect) -> Ru
         sessions=config.most_workers,
         parallel=config.parallel,
         ends_s=config.ends_s,
-        cancels=config.at_end == "cancel",
         empty=EMPTY,
         unreported=unreported(dialect),
     )
@@ -125,8 +124,6 @@ def _shape(config: LoadConfig) -> dict[str, object]:
         if each.name in ELSEWHERE | _OTHERWISE or (value == each.default and each.name not in _ALWAYS_SHOWN):
             continue
         shown[each.name] = value if isinstance(value, float | int | None) else str(value)
-    if config.at_end != "finish":
-        shown["at_end"] = config.at_end
     if config.session_headers != (SESSION_HEADER,):
         shown["session_headers"] = ", ".join(config.session_headers)
     return shown | config.fields.described()
@@ -152,8 +149,6 @@ def stream_notes(config: LoadConfig) -> list[str]:
 
 def _notes(outcome: RunOutcome, config: LoadConfig) -> list[str]:
     notes = []
-    if config.at_end == "cancel":
-        notes.append(f"--at-end cancel: {outcome.tally.errors['deadline']} requests in flight cancelled at --duration")
     if outcome.findings.get(ESTIMATED_LENGTHS):
         notes.append(
             "lengths taken from the dataset's texts are estimated at 4 bytes a token; --tokenizer PATH makes them "
