@@ -13,10 +13,15 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 compiled_modules: tuple[str, ...] = (
+    "engines/routing/load.py",
+    "engines/routing/prefix.py",
+    "engines/routing/records.py",
+    "engines/routing/router.py",
     "measure/cache/hashtable.py",
     "measure/cache/stackdepth.py",
     "sim/engine/apiserver.py",
     "sim/engine/columns.py",
+    "sim/engine/dispatch.py",
     "sim/engine/eventheap.py",
     "sim/engine/fleet.py",
     "sim/engine/gaptexts.py",

@@ -5,14 +5,16 @@ import shutil
 import subprocess
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import source_hash
 from pathlib import Path
 
 import pytest
 
-from tracefile.compiled import SourceFinder
+from tracefile.compiled import PACKAGES, SourceFinder
 
 ROOT = Path(__file__).parent.parent
 MODULE = "sim/vllm/counted.py"
+RECORD = f"tracefile/compiled{EXTENSION_SUFFIXES[0]}.txt"
 SOURCE = '''"""Counts."""
 
 from librt.vecs import vec
@@ -105,6 +107,20 @@ def test_a_source_that_changed_is_run_and_this_is_written_once(built: Path, tmp_
     assert out == PLAIN
     assert err.count("\n") == 1
     assert err.startswith("sources are newer than their compiled form: simulations take about 30 × as long")
+
+
+@pytest.mark.parametrize("record", ["", "sim.__init__ {digest}\n"], ids=["interrupted", "not listed any more"])
+def test_a_compiled_form_that_is_not_in_the_record_is_not_used(built: Path, tmp_path: Path, record: str) -> None:
+    home = shutil.copytree(built, tmp_path / "copy")
+    digest = source_hash((home / "sim" / "__init__.py").read_bytes()).hex()
+    (home / RECORD).write_text(record.format(digest=digest))
+    assert asked(home)[0] == PLAIN.replace("False", str(bool(record)))
+
+
+def test_packages_of_compiled_modules_are_named() -> None:
+    modules = [line.strip(' ",') for line in (ROOT / "setup.py").read_text().splitlines() if line.endswith('.py",')]
+    assert "sim/vllm/scheduler.py" in modules
+    assert {module.partition("/")[0] for module in modules} <= PACKAGES
 
 
 def test_without_a_compiler_sources_are_installed_and_no_older_form_is_left(built: Path, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from importlib.util import source_hash, spec_from_file_location
 from pathlib import Path
 
 LIBRARY = "kvtape__mypyc"
+PACKAGES = frozenset({"measure", "sim", "tracefile"})
+"""Packages with compiled modules."""
 ROOT = Path(__file__).absolute().parent.parent
 PURE = os.environ.get("KVTAPE_PURE", "0") != "0"
 
@@ -36,6 +38,7 @@ def _digest(source: Path) -> str:
 class SourceFinder:
     """Finds the source of a module whose compiled form is not to be used; Python would take the latter first.
 
+    A form that the record does not name is not used: its compilation was interrupted, or the module left the list.
     Finds the library of the compiled forms too, which an editable installation knows only if that compiled it.
     """
 
@@ -43,7 +46,10 @@ class SourceFinder:
     def find_spec(name: str, _path: object, _target: object = None) -> ModuleSpec | None:
         if name == LIBRARY:
             return spec_from_file_location(name, ROOT / f"{LIBRARY}{EXTENSION_SUFFIXES[0]}")
-        return spec_from_file_location(name, _source(name)) if name in recorded() and not uses_compiled() else None
+        if name.partition(".")[0] not in PACKAGES or (name in recorded() and uses_compiled()):
+            return None
+        source = _source(name)
+        return spec_from_file_location(name, source) if source.exists() else None
 
 
 sys.meta_path.insert(0, SourceFinder)

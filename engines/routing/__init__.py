@@ -1,9 +1,10 @@
 """Choice of an engine for a request: the same functions in the simulated fleet, in ``sim serve`` and in the tap."""
 
+import tracefile.compiled  # noqa: F401 - before any module that may be compiled
 from engines.routing.load import by_rendezvous, engine_seed
-from engines.routing.policies import POLICIES, PolicyKind
+from engines.routing.policies import POLICIES, Learner, PolicyKind
 from engines.routing.records import Policy, RoutedEngine, RoutedRequest, RoutingCosts
-from engines.routing.router import Knowledge, Learner, Router
+from engines.routing.router import Knowledge, Router
 from engines.routing.routes import ROUTE_HELP, Route, make_router, parse_route
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Prediction of a request's TTFT on an engine as a router sees it, and the policy of the earliest first token."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
 
@@ -15,13 +15,13 @@ from tracefile.records.errors import InputError
 
 def routing_costs(parameters: Mapping[str, float], step_tokens: float) -> RoutingCosts:
     """Return a router's numbers of a latency model: values by their names in model.json, others are left out."""
-    known = {name: parameters.get(name, 0.0) for name in RoutingCosts.__struct_fields__ if name != "step_tokens"}
+    known = {name: parameters.get(name, 0.0) for name in RoutingCosts._fields if name != "step_tokens"}
     return RoutingCosts(**known, step_tokens=step_tokens)
 
 
 def at_speed(costs: RoutingCosts, speed: float) -> RoutingCosts:
     """Return the numbers of an engine that is ``speed`` times as fast."""
-    times = {name: getattr(costs, name) / speed for name in RoutingCosts.__struct_fields__ if name != "step_tokens"}
+    times = {name: getattr(costs, name) / speed for name in RoutingCosts._fields if name != "step_tokens"}
     return RoutingCosts(**times, step_tokens=costs.step_tokens)
 
 
@@ -57,7 +57,7 @@ def prefill_ms(costs: RoutingCosts, tokens: float, depth: float) -> float:
     return tokens * (costs.per_prefill_token_ms + costs.per_attention_token2_ms * (depth + tokens / 2))
 
 
-def predicted_ttfts_ms(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> list[float]:
+def predicted_ttfts_ms(request: RoutedRequest, engines: list[RoutedEngine]) -> list[float]:
     """Return the TTFT that each engine's costs predict for a request sent to it now.
 
     The API server's time, then the prefill outstanding there and that of the prompt's uncached tokens, in steps that
@@ -72,7 +72,7 @@ def predicted_ttfts_ms(request: RoutedRequest, engines: Sequence[RoutedEngine]) 
 
 
 def predicted_ttft_ms(costs: RoutingCosts, engine: RoutedEngine, prompt_tokens: int, uncached: float) -> float:
-    """Return the TTFT of a prompt on an engine with these costs; the simulator compiles it."""
+    """Return the TTFT of a prompt on an engine with these costs."""
     outstanding, requests = engine.prefill_tokens, engine.requests
     token_ms, token2_ms = costs.per_prefill_token_ms, costs.per_attention_token2_ms
     ms = costs.frontend_base_ms + prompt_tokens * (
@@ -86,6 +86,6 @@ def predicted_ttft_ms(costs: RoutingCosts, engine: RoutedEngine, prompt_tokens: 
     return ms + ceil((outstanding + uncached) / costs.step_tokens) * step_ms
 
 
-def earliest_first_token(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+def earliest_first_token(request: RoutedRequest, engines: list[RoutedEngine]) -> int:
     """Return the engine of the least predicted TTFT; of equals, the fewest requests."""
     return least_costly(predicted_ttfts_ms(request, engines), request, engines)

@@ -1,4 +1,7 @@
-"""Policies that ask no cache: in turn, least loaded, and the session's own engine by rendezvous hash."""
+"""Policies that ask no cache: in turn, least loaded, and the session's own engine by rendezvous hash.
+
+mypyc compiles this module.
+"""
 
 from collections.abc import Sequence
 
@@ -7,12 +10,12 @@ import xxhash
 from engines.routing.records import RoutedEngine, RoutedRequest
 
 
-def round_robin(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+def round_robin(request: RoutedRequest, engines: list[RoutedEngine]) -> int:
     """Return the next engine in turn."""
     return request.number % len(engines)
 
 
-def least_loaded(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+def least_loaded(request: RoutedRequest, engines: list[RoutedEngine]) -> int:
     """Return the engine with the fewest requests; of equals the one with less to prefill, then in turn."""
     fewest = min([engine.requests for engine in engines])
     equals = [place for place, engine in enumerate(engines) if engine.requests == fewest]
@@ -22,7 +25,7 @@ def least_loaded(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int
     return equals[request.number % len(equals)]
 
 
-def least_costly(costs: Sequence[float], request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+def least_costly(costs: Sequence[float], request: RoutedRequest, engines: list[RoutedEngine]) -> int:
     """Return the place of the least cost; of equals the least loaded."""
     least = min(costs)
     equals = [place for place, cost in enumerate(costs) if cost == least]
@@ -42,7 +45,7 @@ def by_rendezvous(seeds: Sequence[int], session: bytes) -> list[int]:
     return sorted(range(len(seeds)), key=weights.__getitem__, reverse=True)
 
 
-def session_hash(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+def session_hash(request: RoutedRequest, engines: list[RoutedEngine]) -> int:
     """Return the engine of the session; without one, that of the first block; without blocks, the next in turn."""
     key = request.session
     if key is None:

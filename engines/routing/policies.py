@@ -3,10 +3,10 @@
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from engines.routing.costs import earliest_first_token
 from engines.routing.load import least_loaded, round_robin, session_hash
@@ -14,6 +14,17 @@ from engines.routing.prefix import longest_prefix
 from engines.routing.records import Policy, RoutedEngine, RoutedRequest
 from engines.routing.workload import WorkloadAware
 from tracefile.records.errors import InputError, failure_words
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """A policy that learns from the requests' course: an object to be called, with these two methods."""
+
+    def sent(self, request: RoutedRequest, engine: RoutedEngine) -> None:
+        """Learn the engine that a request was sent to; its overlap is still that of the request."""
+
+    def ended(self, request: RoutedRequest, engine: RoutedEngine, now_s: float) -> None:
+        """Learn that a request has ended, however it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +52,7 @@ def user_policy(path: str, function: str) -> PolicyKind:
     name = f"{path}:{function}" if function else path
     policy = _loaded(name, path, function)
 
-    def choose(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+    def choose(request: RoutedRequest, engines: list[RoutedEngine]) -> int:
         place = policy(request, engines)
         if type(place) is not int or not 0 <= place < len(engines):
             raise InputError(f"--route {name}: returned {place!r}; expected a place from 0 to {len(engines) - 1}")

@@ -1,36 +1,48 @@
-"""A router's own index of the prefixes that it sent, and the policy of the longest cached prefix."""
+"""A router's own index of the prefixes that it sent, and the policy of the longest cached prefix.
 
-from bisect import bisect_left
+mypyc compiles this module.
+"""
+
 from collections import OrderedDict, deque
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
+from typing import Final
 
 from engines.routing.load import least_loaded
 from engines.routing.records import RoutedEngine, RoutedRequest
 
-IMBALANCE_REQUESTS = 8
+IMBALANCE_REQUESTS: Final = 8
 """Requests that an engine may have more than another …"""
-IMBALANCE_RATIO = 1.5
+IMBALANCE_RATIO: Final = 1.5
 """… or as a ratio; beyond both, load decides and not the prefix. SGLang's router: 64 and 1.5."""
-LEAST_MATCH = 0.3
+LEAST_MATCH: Final = 0.3
 """Least share of a prompt's full blocks that one engine must have cached."""
 
 
-def longest_prefix(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+def longest_prefix(request: RoutedRequest, engines: list[RoutedEngine]) -> int:
     """Return the engine with most of the prompt cached, unless that is little or the load is uneven, as in SGLang."""
-    requests = [engine.requests for engine in engines]
-    most, least = max(requests), min(requests)
-    if most - least > IMBALANCE_REQUESTS and most > IMBALANCE_RATIO * least:
+    most = least = engines[0].requests
+    holder = engines[0]
+    for engine in engines:
+        most, least = max(most, engine.requests), min(least, engine.requests)
+        is_equal = engine.overlap == holder.overlap
+        if engine.overlap > holder.overlap or (is_equal and engine.requests < holder.requests):
+            holder = engine
+    is_uneven = most - least > IMBALANCE_REQUESTS and most > IMBALANCE_RATIO * least
+    if is_uneven or holder.overlap < max(1.0, LEAST_MATCH * len(request.blocks)):
         return least_loaded(request, engines)
-    best = max([engine.overlap for engine in engines])
-    if best < max(1.0, LEAST_MATCH * len(request.blocks)):
-        return least_loaded(request, engines)
-    holders = [place for place, engine in enumerate(engines) if engine.overlap == best]
-    return min(holders, key=lambda place: (requests[place], place))
+    return engines.index(holder)
 
 
-def _leading(blocks: Sequence[int], held: Container[int]) -> int:
+def _leading(blocks: Sequence[int], held: OrderedDict[int, None]) -> int:
     """Return the number of leading blocks that are held; of a chain, those held come first."""
-    return bisect_left(blocks, True, key=lambda key: key not in held)
+    least, most = 0, len(blocks)
+    while least < most:
+        middle = (least + most) // 2
+        if blocks[middle] in held:
+            least = middle + 1
+        else:
+            most = middle
+    return least
 
 
 class PrefixIndex:

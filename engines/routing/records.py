@@ -2,14 +2,15 @@
 
 Three users fill them: the simulated fleet (*fleet*), ``sim serve --engines`` (*serve*) and ``tap --route`` (*tap*).
 Nothing here is an engine's inside: a router counts the requests that it sent and keeps an index of its own.
+mypyc compiles this module.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-import msgspec
 
-
-class RoutedRequest(msgspec.Struct, frozen=True, gc=False):
+class RoutedRequest(NamedTuple):
     """A request when the router chooses its engine."""
 
     number: int
@@ -32,7 +33,7 @@ class RoutedRequest(msgspec.Struct, frozen=True, gc=False):
     """Turn of its session from 1 on. fleet: of the trace; serve, tap: None, the router counts the turns it saw."""
 
 
-class RoutingCosts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class RoutingCosts(NamedTuple):
     """An engine's few numbers of a latency model; fields as in model.json, absent ones 0. Default: a ms a token."""
 
     per_prefill_token_ms: float = 1.0
@@ -52,7 +53,8 @@ TOKENS_ALONE = RoutingCosts()
 """Costs without a latency model: tokens to prefill count, and nothing else."""
 
 
-class RoutedEngine(msgspec.Struct, gc=False):
+@dataclass(eq=False)
+class RoutedEngine:
     """An engine as the router sees it. The router keeps it up to date; a policy only reads it."""
 
     place: int
@@ -78,10 +80,10 @@ class RoutedEngine(msgspec.Struct, gc=False):
     """Leading keys of the request in hand that the engine holds, by the router's knowledge of caches; 0: none known."""
 
 
-Policy = Callable[[RoutedRequest, Sequence[RoutedEngine]], int]
-"""Returns the place in the sequence of the engine that gets the request. The sequence is never empty, and holds only
+Policy = Callable[[RoutedRequest, list[RoutedEngine]], int]
+"""Returns the place in the list of the engine that gets the request. The list is never empty, and holds only
 healthy engines unless there is none. A policy that keeps a state is made anew for each router; one that learns has the
-methods of ``router.Learner``, too."""
+methods of ``policies.Learner``, too."""
 
 
 def uncached_tokens(request: RoutedRequest, engine: RoutedEngine) -> float:

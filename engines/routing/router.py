@@ -1,11 +1,13 @@
-"""State of a router: requests sent and not ended, prefill outstanding, and the choice among engines."""
+"""State of a router: requests sent and not ended, prefill outstanding, and the choice among engines.
+
+mypyc compiles this module.
+"""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
-
-import msgspec
+from typing import Protocol
 
 from engines.routing.load import engine_seed
+from engines.routing.policies import Learner
 from engines.routing.records import TOKENS_ALONE, Policy, RoutedEngine, RoutedRequest, RoutingCosts, uncached_tokens
 
 
@@ -25,24 +27,14 @@ class Knowledge(Protocol):
         """Learn that an engine's cache was lost: it died, restarted or was reset."""
 
 
-@runtime_checkable
-class Learner(Protocol):
-    """A policy that learns from the requests' course: an object to be called, with these two methods."""
-
-    def sent(self, request: RoutedRequest, engine: RoutedEngine) -> None:
-        """Learn the engine that a request was sent to; its overlap is still that of the request."""
-
-    def ended(self, request: RoutedRequest, engine: RoutedEngine, now_s: float) -> None:
-        """Learn that a request has ended, however it did."""
-
-
-class _Sent(msgspec.Struct, gc=False):
+class _Sent:
     """A request in flight: the account that its end closes."""
 
-    request: RoutedRequest
-    place: int
-    prefill_tokens: float
-    held_tokens: float
+    def __init__(self, request: RoutedRequest, engine: RoutedEngine) -> None:
+        self.request = request
+        self.engine = engine
+        self.prefill_tokens = uncached_tokens(request, engine)
+        self.held_tokens = float(request.prompt_tokens)
 
 
 class Router:
@@ -61,7 +53,7 @@ class Router:
         costs: Sequence[RoutingCosts] = (),
     ) -> None:
         """``knowledge``: None where the policy does not use it. ``costs``: one for each engine; empty: tokens alone."""
-        self.engines = [
+        self.engines: list[RoutedEngine] = [
             RoutedEngine(
                 place=place,
                 name=name,
@@ -71,23 +63,25 @@ class Router:
             )
             for place, name in enumerate(names)
         ]
-        self._policy, self._knowledge = policy, knowledge
-        self._learner = policy if isinstance(policy, Learner) else None
-        self._candidates = self.engines
+        self._policy: Policy = policy
+        self._knowledge: Knowledge | None = knowledge
+        learner: object = policy  # mypyc takes no function for a Learner
+        self._learner: Learner | None = learner if isinstance(learner, Learner) else None
+        self._candidates: list[RoutedEngine] = self.engines
         self._sent: dict[int, _Sent] = {}
 
     def choose(self, request: RoutedRequest) -> int:
         """Return the place in the fleet of the engine that gets the request; nothing is counted yet."""
         if self._knowledge is not None:
             overlaps = self._knowledge.overlaps(request.blocks, request.arrival_s)
-            for engine, overlap in zip(self.engines, overlaps, strict=True):
-                engine.overlap = overlap
+            for engine in self.engines:
+                engine.overlap = overlaps[engine.place]
         return self._candidates[self._policy(request, self._candidates)].place
 
     def sent(self, request: RoutedRequest, place: int) -> None:
         """Count a request that was sent to an engine: the chosen one, or the next where that was not reached."""
         engine = self.engines[place]
-        account = _Sent(request, place, uncached_tokens(request, engine), request.prompt_tokens)
+        account = _Sent(request, engine)
         self._sent[request.number] = account
         engine.requests += 1
         engine.prefill_tokens += account.prefill_tokens
@@ -101,18 +95,18 @@ class Router:
         """Take a request's prefill as done. Unknown numbers are ignored: the request has ended."""
         account = self._sent.get(number)
         if account is not None:
-            self.engines[account.place].prefill_tokens -= account.prefill_tokens
+            account.engine.prefill_tokens -= account.prefill_tokens
             account.prefill_tokens = 0.0
 
     def ended(self, number: int, now_s: float) -> None:
         """Close a request's account, however it ended; a second call does nothing."""
         account = self._sent.pop(number, None)
         if account is not None:
-            engine = self.engines[account.place]
+            engine = account.engine
             engine.requests -= 1
             engine.prefill_tokens -= account.prefill_tokens
             engine.held_tokens -= account.held_tokens
-            if not engine.requests:  # sums of floats drift; an idle engine owes nothing
+            if engine.requests == 0:  # sums of floats drift; an idle engine owes nothing
                 engine.prefill_tokens = engine.held_tokens = 0.0
             if self._learner is not None:
                 self._learner.ended(account.request, engine, now_s)
@@ -129,7 +123,7 @@ class Router:
 
     def check_integrity(self) -> None:
         for engine in self.engines:
-            accounts = [account for account in self._sent.values() if account.place == engine.place]
+            accounts = [account for account in self._sent.values() if account.engine is engine]
             assert engine.requests == len(accounts)
             assert abs(engine.prefill_tokens - sum(account.prefill_tokens for account in accounts)) < 1e-3
             assert abs(engine.held_tokens - sum(account.held_tokens for account in accounts)) < 1e-3

@@ -1,7 +1,6 @@
 """Workload-aware policy: a session goes where its next turns, too, will find their cache and a free engine."""
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -130,7 +129,7 @@ class WorkloadAware:
         """Begin of each rest, the longest first; a session that has come back meanwhile rests no more."""
         self._residents: defaultdict[int, _Residents] = defaultdict(_Residents)
 
-    def __call__(self, request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+    def __call__(self, request: RoutedRequest, engines: list[RoutedEngine]) -> int:
         self._give_up(request.arrival_s)
         costs = predicted_ttfts_ms(request, engines)
         if request.session is not None:
@@ -165,7 +164,7 @@ class WorkloadAware:
             self._count(session, session.place, self.statistics.another_turn(session.turn))
 
     def _add_later_turns(
-        self, costs: list[float], request: RoutedRequest, engines: Sequence[RoutedEngine], session: _Session
+        self, costs: list[float], request: RoutedRequest, engines: list[RoutedEngine], session: _Session
     ) -> None:
         """Add, for each engine, the prefill that others lose, and the wait and lost prefill of later turns."""
         statistics, prompt_tokens = self.statistics, request.prompt_tokens

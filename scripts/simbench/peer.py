@@ -11,9 +11,9 @@ from statistics import median
 
 from scripts.simbench.timing import Figures, measure
 from sim.engine.deployment import Deployment
-from sim.engine.dispatch import RoutedLoad
 from sim.engine.fleetplan import fleet_plan
 from sim.engine.fleetrun import engines_of, run_fleet
+from sim.engine.fleets import routed_load
 from sim.engine.results import RequestResult
 from sim.engine.run import EngineRun, read_arrivals
 from sim.latency.modelfile import Model, make_model
@@ -92,8 +92,8 @@ def _run_fleet(trace: Path, model: Model, route: str) -> list[RequestResult]:
     arrivals, plan = _read(trace, model.engine), fleet_plan(str(REPLICAS), route, [], list)
     assert plan is not None
     engines = engines_of(plan, [model], lambda one: one.engine, Deployment())
-    load = RoutedLoad(arrivals, model.engine.block_size)
-    return list(run_fleet(arrivals, load, engines, plan, None).load.results())
+    load = routed_load(arrivals, model.engine.block_size)
+    return list(run_fleet(arrivals, load, engines, plan, None).results())
 
 
 def _replay(python: Path, trace: Path, settings: dict[str, object], options: dict[str, object]) -> Figures:

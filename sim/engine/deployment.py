@@ -22,19 +22,14 @@ class Deployment:
 
     host_blocks: int = 0
     """Blocks that the host's memory holds for each engine; 0: none."""
-    disk_blocks: int = 0
     kv_bytes_per_token: int = 0
     """KV cache of a token over all layers; 0: not told."""
     host_gb_per_s: float = 25.0
     """Each way, at once."""
     host_latency_ms: float = 0.05
     """Of each transfer."""
-    disk_gb_per_s: float = 3.0
-    disk_latency_ms: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.disk_blocks and not self.host_blocks:
-            raise InputError("--disk-blocks: a disk is behind the host's memory; expected --host-blocks, too")
         if self.host_blocks and not self.kv_bytes_per_token:
             raise InputError("--kv-bytes-per-token: not told; expected the KV cache's bytes of a token over all layers")
 
@@ -44,11 +39,12 @@ class Deployment:
         return self if self.host_blocks else None
 
     def require_room(self, arrivals: "Arrivals", block_size: int) -> None:
-        """Raise InputError if a tier is smaller than a prompt."""
+        """Raise InputError if the host's memory is smaller than a prompt."""
         longest = int((arrivals.prompt_tokens[arrivals.runs] // block_size).max(initial=0))
-        for flag, blocks in (("--host-blocks", self.host_blocks), ("--disk-blocks", self.disk_blocks)):
-            if 0 < blocks < longest:
-                raise InputError(f"{flag}: {blocks} blocks; expected {longest} or more, as many as the longest prompt")
+        if 0 < self.host_blocks < longest:
+            raise InputError(
+                f"--host-blocks: {self.host_blocks} blocks; expected {longest} or more, as many as the longest prompt"
+            )
 
     def check(self, engine: EngineConfig) -> None:
         """Raise InputError for KV groups beside tiers."""
@@ -70,8 +66,6 @@ class Deployment:
                 f"after another; copies slow no step; {self.kv_bytes_per_token:,} bytes of KV a token"
             )
             yield "host memory evicts the least recently used block, the deepest of a prompt first, as vLLM's LRU"
-        if self.disk_blocks:
-            yield f"disk: {self.disk_gb_per_s:g} GB/s each way and {self.disk_latency_ms:g} ms a transfer"
 
 
 def whole(least: int, most: int = 2**31 - 1) -> Callable[[str, str], int]:
@@ -116,28 +110,18 @@ Reader = Callable[[str, str], Any]
 """Reads a flag's word, given the flag. Raises InputError."""
 DEPLOYMENT_FLAGS: dict[str, tuple[type, str, str, Reader, str]] = {
     "host-blocks": (int, "N", "KV blocks that each engine's host keeps behind the pool", whole(0), "host_blocks"),
-    "disk-blocks": (int, "N", "KV blocks that a disk keeps behind the host's memory", whole(0), "disk_blocks"),
     "kv-bytes-per-token": (int, "N", "bytes of a token's KV over all layers", whole(1), "kv_bytes_per_token"),
     "host-gb-per-s": (float, "X", "GB/s to the host's memory, each way (default 25)", positive, "host_gb_per_s"),
     "host-latency": (str, "TIME", "time of a transfer (default 0.05ms)", _duration_ms, "host_latency_ms"),
-    "disk-gb-per-s": (float, "X", "GB/s of the disk, each way (default 3)", positive, "disk_gb_per_s"),
-    "disk-latency": (str, "TIME", "time of a transfer (default 0.5ms)", _duration_ms, "disk_latency_ms"),
 }
 """By flag: kind and metavar of its value, help, reader, field of ``Deployment``."""
 
 
-NEEDED: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("host-gb-per-s", "host-latency", "kv-bytes-per-token"), ("host-blocks",)),
-    **dict.fromkeys(("disk-gb-per-s", "disk-latency"), ("disk-blocks",)),
-}
-"""By flag: those of which it needs one to have an effect."""
-
-
 def refuse_alone(given: Collection[str]) -> None:
-    """Raise InputError for a flag of a deployment beside none of those that it needs."""
-    for name, needed in NEEDED.items():
-        if name in given and not any(one in given for one in needed):
-            raise InputError(f"--{name}: without {' or '.join(f'--{one}' for one in needed)}; expected both")
+    """Raise InputError for a flag of the host's memory without ``--host-blocks``."""
+    for name in ("host-gb-per-s", "host-latency", "kv-bytes-per-token"):
+        if name in given and "host-blocks" not in given:
+            raise InputError(f"--{name}: without --host-blocks; expected both")
 
 
 def add_deployment_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,78 +1,54 @@
-"""Requests of a fleet on their way through a router: what it sees and what it chooses."""
+"""Requests of a fleet on their way through a router: what it sees and what it chooses. mypyc compiles this module."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from heapq import heapify, heappop, heappush
-from math import ceil
+from math import ceil, inf
 
-import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i64
 
-from engines.routing.costs import routing_costs
-from engines.routing.records import RoutedRequest, RoutingCosts
+from engines.routing.records import RoutedRequest
 from engines.routing.router import Router
 from sim.engine.fleet import ALL_ENDED, AT_STOP, FIRST_TOKEN, NONE, Fleet
-from sim.engine.fleets import FleetLoad
 from sim.engine.incidents import Deploy, Incident, Kill, ScaleUp
 from sim.engine.simulatedrequest import NO_ENGINE
-from sim.latency.modelfile import Model
-from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import Arrivals
 
 
 class RoutedLoad:
-    """Requests of a workload as a router sees them, ready to be asked for many times."""
+    """Requests of a workload as a router sees them, ready to be asked for many times.
 
-    def __init__(self, arrivals: Arrivals, block_size: int) -> None:
-        self.block_size = block_size
-        self._arrivals = arrivals
+    The keys of a request are ``keys[first_keys[index] : end_keys[index]]``; ``most_tokens`` and ``turns``: 0 where they
+    are not known.
+    """
 
-    @cached_property
-    def _blocks(self) -> list[list[int]]:
-        return _prompt_blocks(self._arrivals, self.block_size)
+    def __init__(
+        self,
+        block_size: i64,
+        keys: memoryview,
+        sessions: list[str | None],
+        integers: tuple[vec[i64], vec[i64], vec[i64], vec[i64], vec[i64]],
+    ) -> None:
+        """``integers``: first keys, end keys, prompt tokens, most output tokens, turns."""
+        self._block_tokens: float = float(block_size)
+        self._keys: memoryview = keys
+        self._sessions: list[str | None] = sessions
+        self._first_keys, self._end_keys, self._prompt_tokens, self._most_tokens, self._turns = integers
 
-    @cached_property
-    def _sessions(self) -> list[bytes | None]:
-        return [None if word is None else word.encode() for word in _column(self._arrivals, "session_id")]
-
-    @cached_property
-    def _numbers(self) -> list[tuple[int, int | None, int | None]]:
-        """Prompt tokens, most output tokens and turn of each request."""
-        arrivals = self._arrivals
-        told = [[number or None for number in _numbers(arrivals, name)] for name in ("max_tokens", "turn")]
-        return list(zip(arrivals.prompt_tokens.tolist(), *told, strict=True))
-
-    @cached_property
-    def upstreams(self) -> list[str | None]:
-        """Server of each request in the capture."""
-        return _column(self._arrivals, "upstream")
-
-    def request(self, place: int, number: int, now_ms: float) -> RoutedRequest:
+    def request(self, index: i64, number: i64, now_ms: float) -> RoutedRequest:
+        """Return the request at ``index`` as the ``number``-th that the router chooses an engine for."""
+        session = self._sessions[index]
         return RoutedRequest(
             number,
             now_ms / 1e3,
-            self._sessions[place],
-            self._blocks[place],
-            self.block_size,
-            *self._numbers[place],
+            None if session is None else session.encode(),
+            self._keys[self._first_keys[index] : self._end_keys[index]],
+            self._block_tokens,
+            self._prompt_tokens[index],
+            self._most_tokens[index] or None,
+            self._turns[index] or None,
         )
-
-
-def _prompt_blocks(arrivals: Arrivals, block_size: int) -> list[list[int]]:
-    counts = np.minimum(arrivals.known, arrivals.prompt_tokens // block_size).tolist()
-    starts = (np.cumsum(arrivals.known) - arrivals.known).tolist()
-    hashes = arrivals.hashes.tolist()
-    return [hashes[start : start + count] for start, count in zip(starts, counts, strict=True)]
-
-
-def _column(arrivals: Arrivals, name: str) -> list[str | None]:
-    columns = [source.words(name) for source in arrivals.sources]
-    return [columns[source][row] for source, row in zip(arrivals.source.tolist(), arrivals.rows.tolist(), strict=True)]
-
-
-def _numbers(arrivals: Arrivals, name: str) -> list[int]:
-    columns = [source.numbers(name).tolist() for source in arrivals.sources]
-    return [columns[source][row] for source, row in zip(arrivals.source.tolist(), arrivals.rows.tolist(), strict=True)]
 
 
 class Dispatch:
@@ -80,7 +56,7 @@ class Dispatch:
 
     def __init__(
         self,
-        load: FleetLoad,
+        fleet: Fleet,
         routed: RoutedLoad,
         router: Router | None,
         *,
@@ -89,13 +65,17 @@ class Dispatch:
         caches: "TrueCaches | None" = None,
     ) -> None:
         """``caches``: the router's knowledge, if it is complete."""
-        self.load, self.fleet, self.routed, self.router = load, load.fleet, routed, router
-        self.engine_of: list[int] = [NONE] * len(load.arrivals)
-        self._incidents, self._caches, self._table = incidents, caches, table
+        self.fleet: Fleet = fleet
+        self.router: Router | None = router
+        self.engine_of: list[int] = [NONE] * len(fleet.requests)
+        self._routed: RoutedLoad = routed
+        self._incidents: Timeline | None = incidents
+        self._caches: TrueCaches | None = caches
+        self._table: Sequence[int] = table
         if caches is not None:
-            caches.fleet = load.fleet
-        self._number_of: list[int] = [NONE] * len(load.arrivals)
-        self._chosen = 0
+            caches.fleet = fleet
+        self._number_of: list[int] = [NONE] * len(fleet.requests)
+        self._chosen: i64 = 0
 
     def run(self) -> None:
         fleet = self.fleet
@@ -136,7 +116,7 @@ class Dispatch:
         if router is None:
             self.engine_of[place] = self._table[place]
             return fleet.advance(place, self._table[place])
-        request = self.routed.request(place, self._chosen, fleet.now_ms)
+        request = self._routed.request(place, self._chosen, fleet.now_ms)
         if self._caches is not None:
             self._caches.place = place
         engine = router.choose(request)
@@ -175,14 +155,14 @@ class Timeline:
     """Events of one run, on the fleet's clock."""
 
     def __init__(self, events: Sequence[Incident], engines: int, start_ms: float) -> None:
-        self._up = [True] * engines
+        self._up: list[bool] = [True] * engines
         self._queue: list[tuple[float, int, Callable[[Dispatch, int, float], None], int]] = []
-        self._noted = 0
+        self._noted: int = 0
         self._draining: int | None = None
         self._deploy: Deploy | None = None
         self._scale: ScaleUp | None = None
         self._came_ms: deque[float] = deque()
-        self._started = engines
+        self._started: int = engines
         self.log: list[tuple[float, str, int]] = []
         """Times in ms, what happened, and the engine."""
         for event in events:
@@ -201,7 +181,7 @@ class Timeline:
         return self._up[engine]
 
     def next_ms(self) -> float:
-        return self._queue[0][0] if self._queue else float("inf")
+        return self._queue[0][0] if self._queue else inf
 
     def happen(self, dispatch: Dispatch) -> None:
         while self.next_ms() <= dispatch.fleet.now_ms:
@@ -226,7 +206,7 @@ class Timeline:
             self._emptied(engine, at_ms)
 
     def _note(self, at_ms: float, action: Callable[[Dispatch, int, float], None], engine: int) -> None:
-        if at_ms < float("inf"):
+        if at_ms < inf:
             heappush(self._queue, (at_ms, self._noted, action, engine))
             self._noted += 1
 
@@ -286,7 +266,7 @@ class TrueCaches:
 
     def __init__(self) -> None:
         self.fleet: Fleet | None = None
-        self.place = NONE
+        self.place: int = NONE
         """Request in hand; ``Dispatch`` sets it, and the fleet."""
 
     def overlaps(self, blocks: Sequence[int], now_s: float) -> Sequence[int]:
@@ -298,8 +278,3 @@ class TrueCaches:
 
     def forget(self, place: int) -> None:
         """Learn nothing: the caches tell."""
-
-
-def costs_of(model: Model, config: EngineConfig) -> RoutingCosts:
-    """Return a router's numbers of an engine."""
-    return routing_costs(model.cost_by_name, config.max_num_batched_tokens)

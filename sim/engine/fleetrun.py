@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from math import inf
 
-from engines.routing.costs import prefill_ms
+from engines.routing.costs import prefill_ms, routing_costs
 from engines.routing.router import Router
 from engines.routing.routes import Route, make_router
 from sim.engine.deployment import Deployment
-from sim.engine.dispatch import Dispatch, RoutedLoad, Timeline, TrueCaches, costs_of
+from sim.engine.dispatch import Dispatch, RoutedLoad, Timeline, TrueCaches
 from sim.engine.fleetplan import FleetPlan
-from sim.engine.fleets import FleetEngine, FleetLoad
+from sim.engine.fleets import FleetEngine, FleetLoad, words_of
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -45,12 +45,12 @@ def run_fleet(
     seed: int | None,
     *,
     keeps_rows: bool = False,
-) -> Dispatch:
+) -> FleetLoad:
     """Run a workload through a fleet to its end."""
     route, router, caches, table = plan.parsed_route(), None, None, list[int]()
     if route is None:
         places = {name: place for place, name in enumerate(plan.names)}
-        table = [0 if name is None else places[name] for name in routed.upstreams]
+        table = [0 if name is None else places[name] for name in words_of(arrivals, "upstream")]
     else:
         if route.kind.uses_cache and route.knowledge == "complete":
             caches = TrueCaches()
@@ -60,13 +60,13 @@ def run_fleet(
     if plan.events:
         start_ms = float(arrivals.arrival_ms.min(initial=inf))
         incidents = Timeline(plan.events, len(engines), start_ms)
-    dispatch = Dispatch(load, routed, router, table=table, incidents=incidents, caches=caches)
-    dispatch.run()
-    return dispatch
+    load.dispatch = Dispatch(load.fleet, routed, router, table=table, incidents=incidents, caches=caches)
+    load.dispatch.run()
+    return load
 
 
 def _router(route: Route, engines: Sequence[FleetEngine], caches: TrueCaches | None) -> Router:
-    costs = [costs_of(engine.model, engine.config) for engine in engines]
+    costs = [routing_costs(one.model.cost_by_name, one.config.max_num_batched_tokens) for one in engines]
     times_ms = [one.t0_ms + prefill_ms(one, _TOKENS, 0.0) for one in costs]
     mixed = len(set(times_ms)) > 1
     return make_router(

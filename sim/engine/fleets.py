@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+from librt.vecs import vec
+from mypy_extensions import i64
 
-from measure.cache.vectors import floats
+from measure.cache.vectors import floats, integers
 from sim.engine.deployment import Deployment
+from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import NONE, Fleet, Life
 from sim.engine.results import RequestResult, results_of
 from sim.engine.simulatedrequest import AS_RECORDED, SimulatedRequest
@@ -29,18 +33,54 @@ class FleetEngine:
     deployment: Deployment | None = None
 
 
+def routed_load(arrivals: Arrivals, block_size: int) -> RoutedLoad:
+    """Return the requests of a workload as a router sees them."""
+    first_keys = np.cumsum(arrivals.known) - arrivals.known
+    return RoutedLoad(
+        block_size,
+        arrivals.hashes.data,
+        words_of(arrivals, "session_id"),
+        (
+            integers(first_keys),
+            integers(first_keys + np.minimum(arrivals.known, arrivals.prompt_tokens // block_size)),
+            integers(arrivals.prompt_tokens),
+            _numbers(arrivals, "max_tokens"),
+            _numbers(arrivals, "turn"),
+        ),
+    )
+
+
+def words_of(arrivals: Arrivals, name: str) -> list[str | None]:
+    """Return a field of text of the requests."""
+    words = [word for source in arrivals.sources for word in source.words(name)]
+    return [words[row] for row in _rows(arrivals).tolist()]
+
+
+def _numbers(arrivals: Arrivals, name: str) -> vec[i64]:
+    return integers(np.concatenate([source.numbers(name) for source in arrivals.sources])[_rows(arrivals)])
+
+
+def _rows(arrivals: Arrivals) -> IntArray:
+    """Return the row of each request in its sources, one after another."""
+    starts = np.cumsum([0, *map(len, arrivals.sources)])
+    return np.asarray(starts[arrivals.source] + arrivals.rows)
+
+
 class FleetLoad:
-    """A workload on a fleet of engines."""
+    """A workload on a fleet of engines, and its run under a router: ``dispatch``."""
+
+    dispatch: Dispatch
 
     def __init__(
         self, arrivals: Arrivals, engines: Sequence[FleetEngine], seed: int | None, *, keeps_rows: bool = False
     ) -> None:
         """``seed``: None without noise. ``keeps_rows``: engines keep the counts of all steps."""
-        self.arrivals, self.engines, self._seed, self._keeps_rows = arrivals, engines, seed, keeps_rows
+        self.arrivals, self.engines = arrivals, engines
         block_size = engines[0].config.block_size
         requests = request_columns(arrivals, block_size).make(floats(np.ones(len(arrivals))))
-        self._start_ms = min(float(arrivals.arrival_ms.min(initial=0.0)), 0.0)
-        self.fleet = Fleet(requests, len(engines), self._cold, block_size=block_size, now_ms=self._start_ms)
+        start_ms = min(float(arrivals.arrival_ms.min(initial=0.0)), 0.0)
+        make_life = partial(_make_life, arrivals.ids, engines, seed, start_ms, keeps_rows)
+        self.fleet = Fleet(requests, len(engines), make_life, block_size=block_size, now_ms=start_ms)
         for request in requests:
             request.next_think_ms = min((child.think_ms for child in request.children), default=np.inf)
         for place in np.flatnonzero(arrivals.parents == NOBODY).tolist():
@@ -87,18 +127,21 @@ class FleetLoad:
             served.append(one)
         return results_of(served, self.arrivals, places, life.engine.seen_ms)
 
-    def _cold(self, number: int, life: int) -> Life:
-        one, count = self.engines[number], len(self.engines)
-        seed = engine_seed(self._seed, number if life < count else life)
-        engine = make_engine(
-            one.config,
-            one.model,
-            seed,
-            deployment=one.deployment,
-            now_ms=self._start_ms,
-            keeps_rows=self._keeps_rows,
-        )
-        return Life(number, engine, floats(frontend_factors(one.model.noise, seed, self.arrivals.ids)))
+
+def _make_life(  # noqa: PLR0917 - one for each side's need
+    ids: list[str],
+    engines: Sequence[FleetEngine],
+    seed: int | None,
+    start_ms: float,
+    keeps_rows: bool,
+    number: int,
+    life: int,
+) -> Life:
+    """Return the life of that number in a fleet, of its engine ``number``. ``ids``: of all requests."""
+    one = engines[number]
+    seed = engine_seed(seed, number if life < len(engines) else life)
+    engine = make_engine(one.config, one.model, seed, deployment=one.deployment, now_ms=start_ms, keeps_rows=keeps_rows)
+    return Life(number, engine, floats(frontend_factors(one.model.noise, seed, ids)))
 
 
 def engine_seed(seed: int | None, number: int) -> int | None:

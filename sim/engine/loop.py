@@ -42,7 +42,7 @@ ROUNDING: Final = 1.0 + 1e-9
 class Engine:
     """Engine with its API server, in virtual time.
 
-    ``composes_ahead``: the next step is composed while one runs. ``keeps_rows``: times and counts of all steps are kept.
+    ``composes_ahead``: the next step is composed while one runs. ``keeps_rows``: times and counts of steps are kept.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Engine:
         """Step of decodes that is repeated from step ``_first_repeat`` of the timeline on, up to ``_end_repeat``."""
         self._first_repeat: i64 = 0
         self._end_repeat: i64 = 0
-        self._kv_tokens: i64 = 0
-        """KV of the next of these."""
+        self._kv_tokens: float = 0.0
+        """KV tokens that the next of these reads."""
         self._start_ms: float = 0.0
         self._left_ms: float = 0.0
         self._seen_ms: float = -inf
@@ -357,22 +357,24 @@ class Engine:
         self._repeated = step
         self._first_repeat = self.num_steps
         self._end_repeat = self.num_steps + most
-        self._kv_tokens = 0
+        self._kv_tokens = 0.0
         for request in self.scheduler.running:
-            self._kv_tokens += request.num_computed - request.placeholders
+            self._kv_tokens += float(request.num_computed - request.placeholders)
 
     def _repeat_decodes(self, step: Step) -> bool:
         """Run the steps that repeat ``step``, until there is an event; True if they go on after the horizon."""
+        cost, decodes, repeated = self._cost, float(step.count), float(step.repeated_tokens)
         while self.num_steps < self._end_repeat:
-            if not self._is_undisturbed(step):
+            step_ms = cost.decode_step_ms(decodes, self._kv_tokens, repeated)
+            if not self._is_undisturbed(step_ms):
                 if self.horizon_ms <= self.now_ms < self.next_ms():
                     return True
                 break
             if self._keeps_rows:
-                self._cost.count_decode_step(step.count, self._kv_tokens, step.repeated_tokens)
-            self._begin(self._cost.decode_step_ms(step.count, self._kv_tokens, step.repeated_tokens))
+                cost.count_decode_step(decodes, self._kv_tokens, repeated)
+            self._begin(step_ms)
             self._go_on()
-            self._kv_tokens += step.count
+            self._kv_tokens += decodes
         self.end_repeat()
         return False
 
@@ -391,13 +393,12 @@ class Engine:
             decoding.num_computed += repeated
             share.depth += repeated
 
-    def _is_undisturbed(self, step: Step) -> bool:
-        """Return whether no event has to be delivered before the next step. On a shared core an arrival does not count,
-        and the step must end before the horizon: the API server may double its time."""
+    def _is_undisturbed(self, step_ms: float) -> bool:
+        """Return whether no event has to be delivered before the next step, of ``step_ms``. On a shared core an arrival
+        does not count, and the step must end before the horizon: the API server may double its time."""
         if not self._shares_core:
             return self.now_ms < min(self.next_ms(), self.horizon_ms)
         if self.horizon_ms < inf:
-            step_ms = self._cost.decode_step_ms(step.count, self._kv_tokens, step.repeated_tokens)
             slowest_ms = self._noise.slowest * step_ms + self._carried_ms
             if (self.now_ms + 2.0 * slowest_ms) * ROUNDING >= self.horizon_ms:
                 return False

@@ -20,7 +20,6 @@ from sim.engine import results as outcomes
 from sim.engine import simulation as simulations
 from sim.engine import tiers
 from sim.engine.deployment import Deployment, deployment_of
-from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleetplan import (
     CAPTURED,
     LONE_ROUTE,
@@ -28,7 +27,7 @@ from sim.engine.fleetplan import (
     fleet_plan,
 )
 from sim.engine.fleetrun import engines_of, run_fleet
-from sim.engine.fleets import FleetEngine
+from sim.engine.fleets import FleetEngine, FleetLoad, routed_load, words_of
 from sim.engine.incidents import settings_of
 from sim.engine.results import RequestResult
 from sim.engine.tiers import TierTraffic
@@ -255,24 +254,24 @@ def _run_fleet(
 ) -> "FleetRun":
     """Run ``arrivals`` through the fleet that the flags ask for."""
     configs = {id(model): _deployed(model, arguments, deployment) for model in models}
-    load = RoutedLoad(arrivals, configs[id(models[0])].block_size)
-    plan = fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: load.upstreams)
+    plan = fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: words_of(arrivals, "upstream"))
     assert plan is not None
     engines = engines_of(plan, models, lambda model: configs[id(model)], deployment)
-    return FleetRun(plan, engines, run_fleet(arrivals, load, engines, plan, seed))
+    routed = routed_load(arrivals, configs[id(models[0])].block_size)
+    return FleetRun(plan, engines, run_fleet(arrivals, routed, engines, plan, seed))
 
 
 class FleetRun:
     """A fleet's run that has ended."""
 
-    def __init__(self, plan: FleetPlan, engines: Sequence[FleetEngine], dispatch: Dispatch) -> None:
-        self._plan, self._engines, self._dispatch = plan, engines, dispatch
-        self.preemptions = sum(int(life.engine.preemptions) for life in dispatch.fleet.lives)
-        self.engine_steps = sum(int(life.engine.engine_steps) for life in dispatch.fleet.lives)
+    def __init__(self, plan: FleetPlan, engines: Sequence[FleetEngine], load: FleetLoad) -> None:
+        self._plan, self._engines, self._load = plan, engines, load
+        self.preemptions = sum(int(life.engine.preemptions) for life in load.fleet.lives)
+        self.engine_steps = sum(int(life.engine.engine_steps) for life in load.fleet.lives)
 
     @property
     def traffic(self) -> TierTraffic:
-        return self._dispatch.load.traffic
+        return self._load.traffic
 
     def meta(self) -> dict[str, Any]:
         """Return settings that decided the run besides one engine's settings."""
@@ -280,12 +279,13 @@ class FleetRun:
         return {"engines": list(self._plan.names), "route": self._plan.route, "events": events}
 
     def results(self) -> Iterator[RequestResult]:
-        return self._dispatch.load.results()
+        return self._load.results()
 
     def summary(self, records: Sequence[Record]) -> FleetSummary:
-        first_ms = float(self._dispatch.load.arrivals.arrival_ms.min(initial=np.inf))
+        first_ms = float(self._load.arrivals.arrival_ms.min(initial=np.inf))
         events = [
-            ((at_ms - first_ms) / 1e3, what, self._engines[engine].name) for at_ms, what, engine in self._dispatch.log
+            ((at_ms - first_ms) / 1e3, what, self._engines[engine].name)
+            for at_ms, what, engine in self._load.dispatch.log
         ]
         failed = Counter(one.error for one in records if one.error in ("no_engine", "engine_died"))
         return FleetSummary(

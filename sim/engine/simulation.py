@@ -99,9 +99,7 @@ def make_scheduler(
     offloading = None
     if deployment is not None and deployment.host_blocks and isinstance(cache, SingleGroupCache):
         host_ms = deployment.kv_bytes_per_token / deployment.host_gb_per_s / 1e6
-        disk_ms = deployment.kv_bytes_per_token / deployment.disk_gb_per_s / 1e6
-        host = Tier(deployment.host_blocks, host_ms, deployment.host_latency_ms)
-        offloading = Offloading(cache, host, Tier(deployment.disk_blocks, disk_ms, deployment.disk_latency_ms))
+        offloading = Offloading(cache, Tier(deployment.host_blocks, host_ms, deployment.host_latency_ms))
     return Scheduler(
         cache,
         max_num_seqs=config.max_num_seqs,

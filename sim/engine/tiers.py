@@ -8,7 +8,7 @@ from sim.engine.loop import Engine
 
 @dataclass(frozen=True, slots=True)
 class TierTraffic:
-    """Blocks and tokens that went to and from a run's tiers."""
+    """Blocks and tokens that went to and from a run's host memory."""
 
     loads: int
     loaded_tokens: int
@@ -16,9 +16,6 @@ class TierTraffic:
     host_blocks: int
     """In the host's memory at the end; and evicted from it."""
     host_evicted: int
-    disk_read_blocks: int
-    disk_stored_blocks: int
-    disk_blocks: int
 
 
 def traffic_of(engines: Sequence[Engine], living: Sequence[Engine] | None = None) -> TierTraffic:
@@ -31,17 +28,11 @@ def traffic_of(engines: Sequence[Engine], living: Sequence[Engine] | None = None
         stored_blocks=sum(int(one.host.stored) for one in found),
         host_blocks=sum(len(one.host.blocks) for one in kept),
         host_evicted=sum(int(one.host.evicted) for one in found),
-        disk_read_blocks=sum(int(one.disk_read_blocks) for one in found),
-        disk_stored_blocks=sum(int(one.disk.stored) for one in found),
-        disk_blocks=sum(len(one.disk.blocks) for one in kept),
     )
 
 
 def traffic_sentence(traffic: TierTraffic) -> str:
-    said = (
+    return (
         f"memory behind the pool: {traffic.loaded_tokens:,} tokens loaded in {traffic.loads:,} transfers, "
         f"{traffic.stored_blocks:,} blocks stored, {traffic.host_blocks:,} kept and {traffic.host_evicted:,} evicted"
     )
-    if traffic.disk_stored_blocks:
-        said += f"; disk: {traffic.disk_read_blocks:,} blocks read, {traffic.disk_stored_blocks:,} written"
-    return said

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.engine.columns import ResultColumns
-from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleetplan import FleetPlan
 from sim.engine.fleetrun import run_fleet
-from sim.engine.fleets import FleetEngine
+from sim.engine.fleets import FleetEngine, FleetLoad, routed_load
 from sim.engine.simulation import gaps_of, seen_ms_of
 from sim.forecast.captured import Load
 from sim.forecast.ensemble import Forecast, RunOne, forecast, seen_columns
@@ -46,7 +45,7 @@ def forecast_load(
 
 def _lay_out(load: Load, arrivals: Arrivals) -> RunOne:
     """Return a function that runs a load's fleet on a member's model and noise."""
-    plan, routed = load.fleet, RoutedLoad(arrivals, load.engine.block_size)
+    plan, routed = load.fleet, routed_load(arrivals, load.engine.block_size)
     assert plan is not None  # or one engine runs it
 
     def run_member(model: Model, seed: int | None) -> Seen:
@@ -59,8 +58,7 @@ def _engines(load: Load, plan: FleetPlan, model: Model) -> list[FleetEngine]:
     return [FleetEngine(name, load.engine, model, load.deployment.tiers) for name in plan.names]
 
 
-def _seen(dispatch: Dispatch) -> Seen:
-    load = dispatch.load
+def _seen(load: FleetLoad) -> Seen:
     served = [request.served or request for request in load.requests]
     gaps_ms = [gaps_of(load.served_in(life), seen_ms_of(life.engine)) for life in load.fleet.lives]
     return seen_columns(ResultColumns(load.requests)) | {
@@ -75,9 +73,9 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, float]:
     if load.fleet is None:
         point = run_point(load.arrivals, load.engine, model, load.deployment.tiers)
         return point, utilization_of(point, load.arrivals, load.engine, model)
-    routed = RoutedLoad(load.arrivals, load.engine.block_size)
+    routed = routed_load(load.arrivals, load.engine.block_size)
     engines = _engines(load, load.fleet, model)
-    run = run_fleet(load.arrivals, routed, engines, load.fleet, None, keeps_rows=True).load
+    run = run_fleet(load.arrivals, routed, engines, load.fleet, None, keeps_rows=True)
     life_of, by_engine = run.life_of(), np.zeros(len(engines))
     points = []
     for life in run.fleet.lives:

@@ -16,7 +16,7 @@ from sim.engine.incidents import parse_event
 from tracefile.commandline.parser import Parser, seed
 from tracefile.records.errors import InputError
 
-RARE = ("host-gb-per-s", "host-latency", "disk-gb-per-s", "disk-latency")
+RARE = ("host-gb-per-s", "host-latency")
 """Axes whose values a file of ``--config`` or a grid gives alone."""
 MOST_SCENARIOS = 200
 BASELINE = "as captured"

@@ -43,6 +43,10 @@ class StepCost:
     def __init__(self, costs: list[float]) -> None:
         self.costs: vec[float] = vec[float](costs)
         self.row: vec[float] = vec[float]([0.0] * 14)
+        self._step_ms: float = costs[STEPS]
+        self._decode_ms: float = costs[DECODES]
+        self._kv_token_ms: float = costs[KV_TOKENS]
+        self._repeated_kv_token_ms: float = costs[REPEATED_KV_TOKENS]
 
     def clear(self) -> None:
         """Begin an empty row."""
@@ -68,11 +72,11 @@ class StepCost:
                 kv_tokens += depth
             else:
                 self.count_chunk(tokens, depth)
-        self.count_decodes(decodes, kv_tokens, step.repeated_tokens)
+        self.count_decodes(float(decodes), float(kv_tokens), float(step.repeated_tokens))
         if step.count > 0:
             self._count_rest(step.shares[0].request.arrival_ms - step_end_ms)
 
-    def count_decode_step(self, decodes: i64, kv_tokens: i64, repeated_tokens: i64) -> None:
+    def count_decode_step(self, decodes: float, kv_tokens: float, repeated_tokens: float) -> None:
         """Count a step of decodes alone, which follows another."""
         self.clear()
         self.row[STEPS] = 1.0
@@ -93,13 +97,11 @@ class StepCost:
             duration_ms += costs[term] * row[term]
         return duration_ms
 
-    def decode_step_ms(self, decodes: i64, kv_tokens: i64, repeated_tokens: i64) -> float:
-        """Duration of a step that ``count_decode_step`` would count."""
-        costs = self.costs
+    def decode_step_ms(self, decodes: float, kv_tokens: float, repeated_tokens: float) -> float:
+        """Duration of a step that ``count_decode_step`` would count, to the bit."""
         repeated = min(repeated_tokens, kv_tokens)
-        duration_ms = costs[STEPS] + costs[DECODES] * float(decodes)
-        duration_ms += costs[KV_TOKENS] * float(kv_tokens - repeated)
-        return duration_ms + costs[REPEATED_KV_TOKENS] * float(repeated)
+        duration_ms = self._step_ms + self._decode_ms * decodes + self._kv_token_ms * (kv_tokens - repeated)
+        return duration_ms + self._repeated_kv_token_ms * repeated
 
     def reception_ms(self, prompt_tokens: i64) -> float:
         """Time that the API server takes to receive a request, before the scheduler gets it."""
@@ -120,7 +122,7 @@ class StepCost:
         row[SQUARES] += half_square
         row[PREFILL_STEPS] = 1.0
 
-    def count_decodes(self, requests: i64, kv_tokens: i64, repeated_tokens: i64) -> None:
+    def count_decodes(self, requests: float, kv_tokens: float, repeated_tokens: float) -> None:
         """Count requests that each compute one token, on ``kv_tokens`` of KV together.
 
         ``repeated_tokens``: KV tokens that running requests hold and another request held before them. What a prefill
@@ -128,9 +130,9 @@ class StepCost:
         """
         row = self.row
         repeated = min(repeated_tokens, kv_tokens)
-        row[DECODES] += float(requests)
-        row[KV_TOKENS] += float(kv_tokens - repeated)
-        row[REPEATED_KV_TOKENS] += float(repeated)
+        row[DECODES] += requests
+        row[KV_TOKENS] += kv_tokens - repeated
+        row[REPEATED_KV_TOKENS] += repeated
 
     def _count_rest(self, rest_ms: float) -> None:
         """Count the engine's rest before the step, whose chunks are counted; 0 and less: it follows another step."""

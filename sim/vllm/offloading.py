@@ -1,4 +1,4 @@
-"""Host memory and disk behind the pool, as vLLM's offloading connector has them. mypyc compiles this module.
+"""Host memory behind the pool, as vLLM's offloading connector has it. mypyc compiles this module.
 
 A tier keeps blocks by key, the least recently used first out. Blocks of computed prompts are stored after each step,
 all of a step's or none. A request that is admitted and finds further blocks of its chain there holds room for them and
@@ -105,13 +105,12 @@ class Tier:
 
 
 class Offloading:
-    """Tiers behind the pool of ``cache``: the host's memory, and a disk behind it, of capacity 0 if there is none."""
+    """The host's memory behind the pool of ``cache``."""
 
-    def __init__(self, cache: SingleGroupCache, host: Tier, disk: Tier) -> None:
+    def __init__(self, cache: SingleGroupCache, host: Tier) -> None:
         self.cache: SingleGroupCache = cache
         self.block_size: i64 = cache.block_size
         self.host: Tier = host
-        self.disk: Tier = disk
         self.hits: i64 = 0
         """Blocks that the request last sought hits in the pool."""
         self.loading: list[Request] = []
@@ -121,14 +120,13 @@ class Offloading:
         """Requests that ended, whose blocks do not count as used yet."""
         self.loads: i64 = 0
         self.loaded_tokens: i64 = 0
-        self.disk_read_blocks: i64 = 0
 
     def begin_step(self, now_ms: float) -> None:
         """Set the time of the step that is composed."""
-        self.host.now_ms = self.disk.now_ms = now_ms
+        self.host.now_ms = now_ms
 
     def seek(self, request: Request) -> i64:
-        """Return the depth up to which the tiers have the blocks behind the hit that was just looked up.
+        """Return the depth up to which the host has the blocks behind the hit that was just looked up.
 
         WAIT: another request is just loading some of them.
         """
@@ -138,8 +136,7 @@ class Offloading:
         end = hits
         most = request.num_tokens // self.block_size
         while end < most:
-            key = key_at(request, end)
-            if key not in self.host.blocks and key not in self.disk.blocks:
+            if key_at(request, end) not in self.host.blocks:
                 break
             end += 1
         for other in self.loading:
@@ -189,11 +186,9 @@ class Offloading:
         for request in self.ended:
             depth = request.num_offloaded - 1
             while depth >= request.first_offloaded:
-                key = key_at(request, depth)
-                for tier in (self.host, self.disk):
-                    block = tier.blocks.get(key)
-                    if block is not None:
-                        tier.renew(block)
+                block = self.host.blocks.get(key_at(request, depth))
+                if block is not None:
+                    self.host.renew(block)
                 depth -= 1
         self.ended.clear()
 
@@ -209,7 +204,8 @@ class Offloading:
     def _load(self, request: Request, first: i64, end: i64) -> float:
         """Transfer blocks from ``first`` to ``end`` into the pool; return the time at which they are there."""
         host = self.host
-        begin_ms = max(host.now_ms, host.read_free_ms, self._promote(request, first, end))
+        _, ready_ms = self._lacking(request, first, end)
+        begin_ms = max(ready_ms, host.read_free_ms)
         request.first_offloaded = min(request.first_offloaded, first)
         request.num_offloaded = end
         tokens = (end - first) * self.block_size
@@ -229,7 +225,6 @@ class Offloading:
         missing: i64 = 0
         ready_ms = self.host.now_ms
         self.host.round += 1
-        self.disk.round = self.host.round
         for depth in range(first, end):
             block = self.host.blocks.get(key_at(request, depth))
             if block is None:
@@ -239,29 +234,9 @@ class Offloading:
                 ready_ms = max(ready_ms, block.ready_ms)
         return missing, ready_ms
 
-    def _promote(self, request: Request, first: i64, end: i64) -> float:
-        """Read blocks that only the disk has into the host's memory; return the time at which all are there."""
-        host, disk = self.host, self.disk
-        missing, ready_ms = self._lacking(request, first, end)
-        if missing == 0:
-            return ready_ms
-        begin_ms = max(host.now_ms, disk.read_free_ms)
-        for depth in range(first, end):
-            key = key_at(request, depth)
-            if key not in host.blocks:
-                begin_ms = max(begin_ms, disk.blocks[key].ready_ms)
-        read_ms = begin_ms + disk.latency_ms + float(missing * self.block_size) * disk.token_ms
-        disk.read_free_ms = read_ms
-        self.disk_read_blocks += missing
-        for depth in range(first, end):
-            key = key_at(request, depth)
-            if key not in host.blocks and host.has_room(1):
-                host.insert(key, read_ms)
-        return max(ready_ms, read_ms)
-
     def _store(self, request: Request, first: i64, end: i64) -> bool:
         """Store blocks that the host lacks; False: it has no room for them now."""
-        host, disk = self.host, self.disk
+        host = self.host
         missing, _ = self._lacking(request, first, end)
         if missing == 0:
             return True
@@ -272,8 +247,6 @@ class Offloading:
             key = key_at(request, depth)
             if key not in host.blocks:
                 host.insert(key, ready_ms)
-                if disk.capacity > 0 and key not in disk.blocks and disk.has_room(1):
-                    disk.insert(key, disk.written_ms(1, self.block_size))
         return True
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import xxhash
 
 from engines.routing.load import least_loaded
+from engines.routing.policies import Learner
 from engines.routing.records import TOKENS_ALONE, Policy, RoutedEngine, RoutedRequest, RoutingCosts
-from engines.routing.router import Learner
 from engines.routing.routes import Route, parse_route
 from tracefile.records.errors import InputError, failure_words
 from wire.head import RequestHead
@@ -101,7 +101,7 @@ class LivePolicy:
         """Requests that went to the least loaded instead, by the type of the exception."""
         self.learner = policy if isinstance(policy, Learner) else None
 
-    def choose(self, request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
+    def choose(self, request: RoutedRequest, engines: list[RoutedEngine]) -> int:
         """Return the index of the engine; where the policy raises, that of the least loaded."""
         try:
             return self._policy(request, engines)

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.routing.router import Router
-from sim.engine.dispatch import Dispatch, RoutedLoad, Timeline
-from sim.engine.fleets import FleetEngine, FleetLoad
+from sim.engine.dispatch import Dispatch, Timeline
+from sim.engine.fleets import FleetEngine, FleetLoad, routed_load
 from sim.engine.simulatedrequest import SimulatedRequest
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
@@ -39,14 +39,14 @@ def routed(
     engines: int,
     policy: Callable[..., Any],
     events: Timeline | None = None,
-) -> Dispatch:
+) -> FleetLoad:
     """Run requests through a fleet of equal engines."""
     names = [str(place) for place in range(engines)]
     model = make_model(COSTS, CONFIG)
-    fleet = FleetLoad(arrivals, [FleetEngine(name, CONFIG, model) for name in names], None)
-    dispatch = Dispatch(fleet, RoutedLoad(arrivals, 4), Router(names, policy), incidents=events)
-    dispatch.run()
-    return dispatch
+    load = FleetLoad(arrivals, [FleetEngine(name, CONFIG, model) for name in names], None)
+    load.dispatch = Dispatch(load.fleet, routed_load(arrivals, 4), Router(names, policy), incidents=events)
+    load.dispatch.run()
+    return load
 
 
 RUN_FIELDS = ("outcome", "num_seen", "arrival_ms", "entry_ms", "admitted_ms", "ttft_ms", "e2e_ms")

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,9 +104,9 @@ def test_a_policy_names_an_engine_and_changes_none(
         engine(requests, overlap, place=place, prefill_tokens=tokens)
         for place, (requests, overlap, tokens) in enumerate(states)
     ]
-    before = msgspec.to_builtins(engines)
+    before = list(map(asdict, engines))
     assert 0 <= POLICIES[name].make()(request(number, session), engines) < len(engines)
-    assert msgspec.to_builtins(engines) == before
+    assert list(map(asdict, engines)) == before
 
 
 COSTS = RoutingCosts(
@@ -123,12 +123,12 @@ def test_predicted_ttft_is_api_server_and_prefills_in_steps() -> None:
     # 300 tokens outstanding of two prompts of 400: attention of 200 tokens of depth; two decodes in each of two steps.
     busy = with_costs(engine(2, prefill_tokens=300, held_tokens=800), step_tokens=400)
     assert predicted_ttfts_ms(wanted, [busy]) == [pytest.approx(2 + 22 + 30 + 300 * 200 * 1e-4 + 2 * (5 + 2))]
-    fast = msgspec.structs.replace(engine(), costs=at_speed(COSTS, 2.0))
+    fast = replace(engine(), costs=at_speed(COSTS, 2.0))
     assert predicted_ttfts_ms(wanted, [fast]) == [pytest.approx(29 / 2)]
 
 
 def with_costs(engine: RoutedEngine, step_tokens: float = 8192) -> RoutedEngine:
-    return msgspec.structs.replace(engine, costs=msgspec.structs.replace(COSTS, step_tokens=step_tokens))
+    return replace(engine, costs=COSTS._replace(step_tokens=step_tokens))
 
 
 def assert_books_add_up(policy: WorkloadAware) -> None:

@@ -98,8 +98,8 @@ def test_a_router_counts_true_requests_and_prefills_when_it_chooses() -> None:
         seen.append((request.arrival_s, [(one.requests, one.prefill_tokens) for one in engines]))
         return request.number % 2
 
-    dispatch = routed(arrivals, 2, watch)
-    runs, place_of = runs_of(dispatch.load.requests), dispatch.engine_of
+    load = routed(arrivals, 2, watch)
+    runs, place_of = runs_of(load.requests), load.dispatch.engine_of
     for number, (now_s, counts) in enumerate(seen):
         before = [place for place in range(number) if runs["arrival_ms"][place] + runs["e2e_ms"][place] > now_s * 1e3]
         waiting = [place for place in before if runs["arrival_ms"][place] + runs["ttft_ms"][place] > now_s * 1e3]
@@ -127,20 +127,20 @@ def test_an_engine_that_dies_moves_requests_without_a_token_and_breaks_streams()
     """Four requests at once, two on each engine; engine 1 dies when one of its two streams."""
     records = [make_request(number, arrival_ms=number, prompt=60, output=20) for number in range(4)]
     arrivals = plan_arrivals(Meta(block_size=4), records, 4)
-    calm_dispatch = routed(arrivals, 2, lambda request, engines: request.number % len(engines))
-    calm = runs_of(calm_dispatch.load.requests)
+    calm_load = routed(arrivals, 2, lambda request, engines: request.number % len(engines))
+    calm = runs_of(calm_load.requests)
     first_ms = calm["arrival_ms"] + calm["ttft_ms"]
     at_ms = (first_ms[1] + first_ms[3]) / 2.0
     events = Timeline([Kill(engine=1, at_s=at_ms / 1e3)], 2, 0.0)
-    dispatch = routed(arrivals, 2, lambda request, engines: request.number % len(engines), events)
-    runs = runs_of(dispatch.load.requests)
+    load = routed(arrivals, 2, lambda request, engines: request.number % len(engines), events)
+    runs = runs_of(load.requests)
     assert [outcomes.OUTCOMES[code] for code in runs["outcome"].tolist()] == ["ok", "lost", "ok", "ok"]
     assert runs["ttft_ms"][1] == calm["ttft_ms"][1]
     assert runs["arrival_ms"][1] + runs["e2e_ms"][1] == pytest.approx(at_ms)
-    assert dispatch.engine_of == [0, 1, 0, 0]
+    assert load.dispatch.engine_of == [0, 1, 0, 0]
     assert runs["arrival_ms"][3] == 3.0  # its wait counts from its first arrival
     assert runs["arrival_ms"][3] + runs["ttft_ms"][3] > at_ms
-    records_of = {one.record.request_id: one for one in dispatch.load.results()}
+    records_of = {one.record.request_id: one for one in load.results()}
     assert records_of[RequestId("r1")].request.outcome == outcomes.LOST
     assert [one.record.upstream for _, one in sorted(records_of.items())] == ["0", "1", "0", "0"]
 
@@ -149,16 +149,16 @@ def test_a_session_goes_on_elsewhere_when_its_engine_dies() -> None:
     turns = [make_request(0, arrival_ms=0.0, prompt=8, output=4), make_request(1, parent=0, prompt=16, output=4)]
     arrivals = plan_arrivals(Meta(block_size=4), turns, 4, replay_sessions=True)
     events = Timeline([Kill(engine=0, at_s=0.02)], 2, 0.0)
-    dispatch = routed(arrivals, 2, lambda request, engines: 0, events)
-    assert dispatch.engine_of == [0, 1]
-    assert [outcomes.OUTCOMES[code] for code in runs_of(dispatch.load.requests)["outcome"].tolist()] == ["lost", "ok"]
+    load = routed(arrivals, 2, lambda request, engines: 0, events)
+    assert load.dispatch.engine_of == [0, 1]
+    assert [outcomes.OUTCOMES[code] for code in runs_of(load.requests)["outcome"].tolist()] == ["lost", "ok"]
 
 
 def test_requests_fail_while_no_engine_is_up() -> None:
     records = [make_request(number, arrival_ms=1e3 * number, prompt=8, output=2) for number in range(3)]
     arrivals = plan_arrivals(Meta(block_size=4), records, 4)
     events = Timeline([Kill(engine=0, at_s=0.5, back_s=1.5)], 1, 0.0)
-    requests = routed(arrivals, 1, lambda request, engines: 0, events).load.requests
+    requests = routed(arrivals, 1, lambda request, engines: 0, events).requests
     assert [outcomes.OUTCOMES[request.outcome] for request in requests] == ["ok", "no_engine", "ok"]
 
 
@@ -167,7 +167,7 @@ def test_a_request_that_moves_to_no_engine_failed_and_ran_nowhere() -> None:
     record = make_request(0, prompt=60, output=20)
     record.upstream, record.finish_reason = "of-the-capture", "stop"
     arrivals = plan_arrivals(Meta(block_size=4), [record], 4)
-    fleet = routed(arrivals, 1, lambda request, engines: 0, Timeline([Kill(engine=0, at_s=0.005)], 1, 0.0)).load
+    fleet = routed(arrivals, 1, lambda request, engines: 0, Timeline([Kill(engine=0, at_s=0.005)], 1, 0.0))
     (found,) = finished_records(fleet.results(), 4)
     assert (found.status, found.error, found.http_status, found.finish_reason) == ("error", "no_engine", None, None)
     assert (found.upstream, found.ttft_ms, found.output_tokens, found.e2e_ms) == (None, None, None, 5.0)

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from engines.routing.costs import routing_costs
 from engines.routing.routes import make_router, parse_route
-from sim.engine.dispatch import RoutedLoad
 from sim.engine.fleetplan import FleetPlan
 from sim.engine.fleetrun import run_fleet
-from sim.engine.fleets import FleetEngine
+from sim.engine.fleets import FleetEngine, routed_load
 from sim.engine.simulatedrequest import OUTCOMES
 from sim.latency.modelfile import make_model
 from sim.latency.terms import FrontendPlacement
@@ -66,7 +65,7 @@ def fleet_of(count: int, blocks: int, mixed: bool, placement: FrontendPlacement 
 )
 def test_sessions_over_engines_equal_the_slow_fleet(arrivals: Arrivals, engines: list[FleetEngine], route: str) -> None:
     names = tuple(engine.name for engine in engines)
-    found = run_fleet(arrivals, RoutedLoad(arrivals, 4), engines, FleetPlan(names, route), 7)
+    found = run_fleet(arrivals, routed_load(arrivals, 4), engines, FleetPlan(names, route), 7)
     costs = [routing_costs(engine.model.cost_by_name, engine.config.max_num_batched_tokens) for engine in engines]
     mixed = engines[0].model.costs != engines[1].model.costs
     is_shared = engines[0].model.frontend_placement == "shared_core"
@@ -74,8 +73,8 @@ def test_sessions_over_engines_equal_the_slow_fleet(arrivals: Arrivals, engines:
     router = make_router(parse_route(route), names, capacity_blocks=59, costs=costs, speeds=speeds)
     slow = SlowFleet(objects(arrivals), engines, router, 7)
     slow.run()
-    requests = found.load.requests
-    assert {place: engine for place, engine in enumerate(found.engine_of) if engine >= 0} == slow.engine_of
+    requests = found.requests
+    assert {place: engine for place, engine in enumerate(found.dispatch.engine_of) if engine >= 0} == slow.engine_of
     for place, run in slow.runs.items():
         mine = requests[place]
         assert OUTCOMES[mine.outcome] == run.outcome

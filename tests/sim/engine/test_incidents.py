@@ -19,31 +19,33 @@ def steady(requests: int, every_ms: float) -> Arrivals:
 
 def test_a_deploy_takes_one_engine_after_the_other_cold() -> None:
     events = Timeline([Deploy(at_s=0.1, startup_s=0.2)], 3, 0.0)
-    dispatch = routed(steady(100, 10.0), 3, lambda request, engines: request.number % len(engines), events)
-    happened = [(what, engine) for _, what, engine in dispatch.log]
+    load = routed(steady(100, 10.0), 3, lambda request, engines: request.number % len(engines), events)
+    happened = [(what, engine) for _, what, engine in load.dispatch.log]
     assert happened == [(what, engine) for engine in range(3) for what in ("draining", "up")]
-    times_ms = [at_ms for at_ms, _, _ in dispatch.log]
+    times_ms = [at_ms for at_ms, _, _ in load.dispatch.log]
     assert times_ms == sorted(times_ms)
-    arrival_ms = runs_of(dispatch.load.requests)["arrival_ms"]
+    arrival_ms = runs_of(load.requests)["arrival_ms"]
     for engine, (down_ms, up_ms) in enumerate(zip(times_ms[::2], times_ms[1::2], strict=True)):
         assert up_ms >= down_ms + 200.0
         away = (arrival_ms >= down_ms) & (arrival_ms < up_ms)
         assert away.any()
-        assert engine not in np.array(dispatch.engine_of)[away]
-    assert [life.number for life in dispatch.fleet.lives] == [0, 1, 2, 0, 1, 2]
-    assert (runs_of(dispatch.load.requests)["outcome"] == 1).all()
+        assert engine not in np.array(load.dispatch.engine_of)[away]
+    assert [life.number for life in load.fleet.lives] == [0, 1, 2, 0, 1, 2]
+    assert (runs_of(load.requests)["outcome"] == 1).all()
 
 
 def test_engines_are_added_by_the_rate_of_arrivals_after_their_start_up() -> None:
     """Ten requests a second, five of which an engine is to have: the second is asked for by the sixth request."""
     events = Timeline([ScaleUp(initial=1, rate=5.0, window_s=1.0, startup_s=0.3)], 3, 0.0)
-    dispatch = routed(steady(40, 100.0), 3, lambda request, engines: request.number % len(engines), events)
-    asked_ms = next(at_ms for at_ms, what, engine in dispatch.log if what == "starting")
+    load = routed(steady(40, 100.0), 3, lambda request, engines: request.number % len(engines), events)
+    asked_ms = next(at_ms for at_ms, what, engine in load.dispatch.log if what == "starting")
     assert asked_ms == 500.0
-    assert (800.0, "up", 1) in dispatch.log
-    assert set(dispatch.engine_of[:8]) == {0}
-    assert 1 in dispatch.engine_of[8:12]
-    assert ("up", 2) in [(what, engine) for _, what, engine in dispatch.log]  # 11 in a window that counts both ends
+    assert (800.0, "up", 1) in load.dispatch.log
+    assert set(load.dispatch.engine_of[:8]) == {0}
+    assert 1 in load.dispatch.engine_of[8:12]
+    assert ("up", 2) in [
+        (what, engine) for _, what, engine in load.dispatch.log
+    ]  # 11 in a window that counts both ends
 
 
 @pytest.mark.parametrize(
@@ -70,9 +72,9 @@ def test_an_engine_that_is_to_start_twice_starts_once_and_loses_nothing(
     records = [make_request(number, arrival_ms=50.0 + 100.0 * number, prompt=8, output=30) for number in range(8)]
     watched = int(isinstance(events[0], ScaleUp))
     arrivals, timeline = plan_arrivals(Meta(block_size=4), records, 4), Timeline(events, 3, 0.0)
-    dispatch = routed(arrivals, 3, lambda request, engines: len(engines) - 1 if watched else 0, timeline)
-    assert [(at_ms, what) for at_ms, what, engine in dispatch.log if engine == watched] == happened
-    outcomes = [OUTCOMES[code] for code in runs_of(dispatch.load.requests)["outcome"].tolist()]
+    load = routed(arrivals, 3, lambda request, engines: len(engines) - 1 if watched else 0, timeline)
+    assert [(at_ms, what) for at_ms, what, engine in load.dispatch.log if engine == watched] == happened
+    outcomes = [OUTCOMES[code] for code in runs_of(load.requests)["outcome"].tolist()]
     assert set(outcomes[1:]) == {"ok"}
 
 

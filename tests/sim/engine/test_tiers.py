@@ -1,4 +1,4 @@
-"""Host memory and disk behind the pool: answers by hand, and laws of conservation."""
+"""Host memory behind the pool: answers by hand, and laws of conservation."""
 
 import random
 from typing import Any
@@ -67,24 +67,6 @@ def test_the_leaf_goes_first_when_the_engine_was_idle() -> None:
     assert cached(state) == [0, 0, 8]
 
 
-def test_a_disk_keeps_what_the_host_evicts() -> None:
-    """The host has room for the second's blocks alone; the first's come from the disk, 3 ms a token and 5 ms."""
-    deployed: dict[str, Any] = {"host_blocks": 5, "disk_blocks": 20, "disk_gb_per_s": 1 / 3, "disk_latency_ms": 5.0}
-    state = run(chained(*AGAIN), **deployed)
-    assert cached(state) == [0, 0, 16]
-    # Blocks 2, 3 and 4 made room on the host: they are read in 5 + 36 ms, then copied in 2 + 12.
-    assert traffic_of([state.engine]).disk_read_blocks == 3
-    assert state.requests[2].ttft_ms == pytest.approx(1.0 + (5.0 + 36.0) + 14.0 + 4.4)
-
-
-def test_a_block_is_read_from_the_disk_when_it_has_been_written() -> None:
-    """The first's four blocks are written from 1 ms on, 125 ms each: the fourth is there at 501."""
-    deployed: dict[str, Any] = {"host_blocks": 5, "disk_blocks": 20, "disk_gb_per_s": 1 / 30, "disk_latency_ms": 5.0}
-    state = run(chained(*AGAIN), **deployed)
-    assert traffic_of([state.engine]).disk_read_blocks == 3
-    assert state.requests[2].ttft_ms == pytest.approx(501.0 - 200.0 + (5.0 + 360.0) + 14.0 + 4.4)
-
-
 def test_what_is_kept_is_what_the_living_keep() -> None:
     dead, alive = run(chained(*AGAIN), host_blocks=8), run(chained(*AGAIN[:1]), host_blocks=8)
     traffic = traffic_of([dead.engine, alive.engine], [alive.engine])
@@ -107,38 +89,26 @@ def shared_load(seed: int, requests: int) -> Arrivals:
 
 
 @settings(max_examples=12, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    host=st.sampled_from([16, 40, 400]),
-    disk=st.sampled_from([0, 30, 400]),
-    ahead=st.booleans(),
-)
-def test_no_block_is_lost_and_no_hit_is_more_than_an_unlimited_cache_has(
-    *, seed: int, host: int, disk: int, ahead: bool
-) -> None:
+@given(seed=st.integers(0, 10_000), host=st.sampled_from([16, 40, 400]), ahead=st.booleans())
+def test_no_block_is_lost_and_no_hit_is_more_than_an_unlimited_cache_has(*, seed: int, host: int, ahead: bool) -> None:
     config = EngineConfig(
         block_size=4, num_gpu_blocks=40, max_num_seqs=4, max_num_batched_tokens=32, async_scheduling=ahead
     )
     arrivals = shared_load(seed, 40)
-    deployed = Deployment(**LINK, host_blocks=host, disk_blocks=disk)
+    deployed = Deployment(**LINK, host_blocks=host)
     run = simulate(arrivals, config, make_model(COSTS, config), deployment=deployed)
     assert all(request.outcome != NO_OUTCOME for request in run.requests)
     offloading, traffic = run.engine.scheduler.offloading, traffic_of([run.engine])
     assert offloading is not None
     assert offloading.cache.pool.num_free == config.usable_blocks
     assert traffic.host_blocks <= host
-    assert traffic.disk_blocks <= disk
-    for tier in (offloading.host, offloading.disk):
-        in_line, block = 0, tier._ends.newer
-        while block is not tier._ends:
-            assert tier.blocks[block.key] is block
-            in_line, block = in_line + 1, block.newer
-        assert in_line == len(tier.blocks)
-    entered = traffic.stored_blocks + traffic.disk_read_blocks
-    assert traffic.host_blocks + traffic.host_evicted <= entered
-    if not disk:
-        assert traffic.host_blocks + traffic.host_evicted == entered
-        assert traffic.disk_blocks == traffic.disk_read_blocks == 0
+    tier = offloading.host
+    in_line, block = 0, tier._ends.newer
+    while block is not tier._ends:
+        assert tier.blocks[block.key] is block
+        in_line, block = in_line + 1, block.newer
+    assert in_line == len(tier.blocks)
+    assert traffic.host_blocks + traffic.host_evicted == traffic.stored_blocks
     assert not offloading.loading
     assert_hits_are_possible(arrivals, run)
 
@@ -161,7 +131,6 @@ def assert_hits_are_possible(arrivals: Arrivals, run: Simulation) -> None:
 @pytest.mark.parametrize(
     ("deployed", "said"),
     [
-        ({"disk_blocks": 5}, "--disk-blocks: a disk is behind the host's memory; expected --host-blocks, too"),
         ({"host_blocks": 5}, "--kv-bytes-per-token: not told; expected the KV cache's bytes of a token"),
     ],
 )

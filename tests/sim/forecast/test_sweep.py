@@ -93,7 +93,7 @@ def test_two_processes_give_the_same_points(folder: Path, tmp_path: Path) -> Non
         ("[axes]\nreplicas = 4", "axes.replicas: 4; expected values in brackets"),
         ("[axes]\nrate = [1, 1.0]", "axes.rate: [1, 1.0]; expected each value once"),
         ("[axes]\nrate = [-1]", "axes.rate: '-1'; expected a number above 0"),
-        ("[axes]\ndisk-latency = ['1ms', '2ms']", "--disk-latency: without --disk-blocks; expected both"),
+        ("[axes]\nhost-latency = ['1ms', '2ms']", "--host-latency: without --host-blocks; expected both"),
         ("[axes]\ncold-prompts = [1]", "axes.cold-prompts: 1; expected true or false"),
         ('[axes]\nroute = ["evil.py:f"]', "axes.route: 'evil.py:f': code is run only from the command line"),
         ("[axes\n", "Expected ']' at the end of a table declaration (at line 1, column 6); expected TOML"),

@@ -64,7 +64,7 @@ def test_a_step_costs_the_sum_of_its_terms() -> None:
         cost.row[place] = count
     assert cost.step_ms() == sum(count * each for count, each in zip(counts, costs.values(), strict=True))
     cost.count_decode_step(7, 11, 4)
-    assert cost.step_ms() == 1.0 + 7 / 8 + 7 / 16 + 4 / 32
+    assert cost.decode_step_ms(7, 11, 4) == cost.step_ms() == 1.0 + 7 / 8 + 7 / 16 + 4 / 32
     assert cost.row[KV_TOKENS] + cost.row[REPEATED_KV_TOKENS] == 11
 
 
