@@ -6,10 +6,8 @@
 
 The model is fitted on calibration captures alone; the session load that the page shows is one that the fit never saw.
 A calibration comes before, between and after the loads: an engine whose pace drifts over the minutes is then fitted at
-the pace that the loads met, and the calibrations' spread is that of the loads. The last line has the forecasts' errors
-and if ``sim validate`` finds the captures within the bands, or the likeliest reason. ``--again`` captures the load
-twice, so that the page can say how far two runs of the same load on the same engine lie apart: the yardstick for every
-prediction.
+the pace that the loads met, and the calibrations' spread is that of the loads. The last lines are those of ``sim
+validate``: each forecast's error and verdict, and what to do next.
 """
 
 import argparse
@@ -24,12 +22,7 @@ from typing import Literal
 import msgspec
 
 from loadgen.core.request import origin_of
-from measure.cohorts import ALL
-from measure.thresholds import TOO_UNCERTAIN
-from measure.wording import listed, share
-from report.compare.cells import JUDGED_LEVELS, WITHIN_BAND, band_text
-from report.compare.ensembles import counted_cohorts
-from report.compare.results import Comparison, Pair
+from report.compare.results import Comparison
 from scripts import vllm_engine
 from scripts.job import Command, Workspace, add_engine_arguments
 from scripts.processes import free_port, measuring_cores, on_core
@@ -93,8 +86,8 @@ def capture(work: Workspace, engine_url: str, name: str, load: str, *tap_flags: 
     return trace
 
 
-def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -> tuple[Path, str]:
-    """Run all stages of the main job; return the page, and a line on the forecasts."""
+def run_job(kind: EngineKind, work: Workspace, at: str | None) -> tuple[Path, list[str]]:
+    """Run all stages of the main job; return the page, and lines on the forecasts."""
     loads = LOADS[kind]
     labelled: dict[str, Path] = {}
     calibrations: list[Path] = []
@@ -106,8 +99,6 @@ def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -
     with engine(kind, work, at) as url:
         calibrate()
         labelled["captured"] = captured = capture(work, url, "captured", loads.session)
-        if again:
-            labelled["again"] = capture(work, url, "again", loads.session)
         calibrate()
         for name, flags in {"replayed": ["--reset-cache"], "cold-replayed": ["--cold-prompts"]}.items():
             labelled[name] = work.path(f"{name}.jsonl.zst")
@@ -150,47 +141,14 @@ def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -
             stdout=work.path("report.json"),
         )
     )
-    return page, verdict_line(msgspec.json.decode(judged.read_bytes(), type=Comparison))
+    return page, verdict_lines(msgspec.json.decode(judged.read_bytes(), type=Comparison))
 
 
-def verdict_line(result: Comparison) -> str:
-    """Return errors, bands and verdict of each forecast, and the likeliest reasons; ``result``: of ``sim validate``."""
-    own = {label: one for label, one in result.forecasts.items() if one.pace is None}
-    found = [said for label in own if (said := _of_forecast(label, result.pairs[label])) is not None]
-    if not found:
-        return "forecasts: not judged, as no cohort has enough requests"
-    line = f"forecasts: {'; '.join(found)}"
-    if all(said.endswith(WITHIN_BAND) for said in found):
-        return line
-    reasons = [
-        f"steps of {result.pairs[label].truth} took {one.pace:.2f} of their time in calibration"
-        for label, one in result.forecasts.items()
-        if one.pace is not None
-    ]
-    return f"{line}. {'; '.join([*reasons, *result.next_steps])}"
-
-
-def _of_forecast(label: str, pair: Pair) -> str | None:
-    """Return a forecast's errors over all requests and the worst verdict of its cohorts; None: none is judged."""
-    cells = {name: cohort.ttft for name, cohort in counted_cohorts(pair.cohorts).items()}
-    verdicts = [cell.verdict or "" for cell in cells.values()]
-    if ALL not in cells:
-        return None
-    errors = {level: one for level in JUDGED_LEVELS if (one := getattr(cells[ALL], level)) is not None}
-    signed = {level: one.signed_error for level, one in errors.items() if one.signed_error is not None}
-    said = listed([f"{_length(error)} at {level}" for level, error in signed.items()]) or "no quantile on both sides"
-    bands = [one.band for one in errors.values() if one.band is not None]
-    outside = sum(verdict.startswith("off") for verdict in verdicts)
-    if outside:
-        verdict = f"outside its band in {outside} of {len(verdicts)} cohorts"
-    else:
-        verdict = TOO_UNCERTAIN if any(one.startswith(TOO_UNCERTAIN) for one in verdicts) else WITHIN_BAND
-    way = "cold" if label.startswith("cold") else "warm"
-    return f"{way} {said}, {band_text(max(bands, default=None)).replace('band', 'bands')}: {verdict}"
-
-
-def _length(error: float) -> str:
-    return f"{share(abs(error))} too {'long' if error >= 0.0 else 'short'}"
+def verdict_lines(result: Comparison) -> list[str]:
+    """Return the outcome of each forecast, and the next steps where a gate failed; ``result``: of ``sim validate``."""
+    labels = [label for label, one in result.forecasts.items() if one.pace is None]
+    outcomes = [line for label in labels for line in result.headline if line.startswith(f"{label} against ")]
+    return [*outcomes, *result.next_steps]
 
 
 def main() -> int:
@@ -199,7 +157,6 @@ def main() -> int:
     parser.add_argument("--engine", choices=["sim", "vllm"], default="sim", help="with --url: its loads (sim)")
     add_engine_arguments(parser)
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="a directory, made anew")
-    parser.add_argument("--again", action="store_true", help="capture the session load twice (the A/A yardstick)")
     args = parser.parse_args()
     work = Workspace.of(args)
     shutil.rmtree(args.out, ignore_errors=True)
@@ -207,8 +164,8 @@ def main() -> int:
     # The engine, when it is a real one, has a core to itself; everything else shares the other.
     load_core, _ = measuring_cores() if args.engine == "vllm" and args.url is None else (None, None)
     with on_core(load_core):
-        page, verdict = run_job(args.engine, work, args.url, again=args.again)
-    print(f"\nThe page: {page.as_uri()}\n{verdict}")
+        page, lines = run_job(args.engine, work, args.url)
+    print(f"\nThe page: {page.as_uri()}", *lines, sep="\n")
     return 0
 
 
