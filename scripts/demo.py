@@ -2,7 +2,6 @@
 
     python -m scripts.demo --engine sim    # on the embedded engine, about three minutes
     python -m scripts.demo --engine vllm   # on a real vLLM on this machine's CPU, about thirteen
-    python -m scripts.demo --url https://gateway/team-a/v1 --ca ca.pem    # on an idle engine that is there
 
 The model is fitted on calibration captures alone; the session load that the page shows is one that the fit never saw.
 A calibration comes before, between and after the loads: an engine whose pace drifts over the minutes is then fitted at
@@ -21,10 +20,9 @@ from typing import Literal
 
 import msgspec
 
-from loadgen.core.request import origin_of
 from report.compare.results import Comparison
 from scripts import vllm_engine
-from scripts.job import Command, Workspace, add_engine_arguments
+from scripts.job import Command, Workspace
 from scripts.processes import free_port, measuring_cores, on_core
 from tracefile.commandline.ending import UNCERTAIN
 
@@ -57,11 +55,9 @@ LOADS: dict[EngineKind, Loads] = {"sim": SIM_LOADS, "vllm": VLLM_LOADS}
 
 
 @contextlib.contextmanager
-def engine(kind: EngineKind, work: Workspace, url: str | None = None) -> Iterator[str]:
+def engine(kind: EngineKind, work: Workspace) -> Iterator[str]:
     """The engine under study, for the length of the ``with`` block; gives its URL."""
-    if url is not None:
-        yield str(origin_of(url))
-    elif kind == "vllm":
+    if kind == "vllm":
         shape = vllm_engine.ModelShape()
         vllm_engine.install(shape)
         print("\n── engine: starting vLLM on this machine's CPU (about a minute)", flush=True)
@@ -80,13 +76,13 @@ def capture(work: Workspace, engine_url: str, name: str, load: str, *tap_flags: 
     work.empty_cache(engine_url)
     address = f"127.0.0.1:{free_port()}"
     tap: Command = ["tap", "--upstream", engine_url, *tap_flags, "--listen", address, "-o", trace, "--tokenizer", "ids"]
-    with work.serving(f"{name} tap", [*tap, *work.way], f"http://{address}") as tap_url:
+    with work.serving(f"{name} tap", tap, f"http://{address}") as tap_url:
         client_trace = work.path(f"{name}-client.jsonl.zst")
-        work.run(f"{name} load", ["loadgen", "--url", tap_url, "-o", client_trace, *load.split(), *work.way])
+        work.run(f"{name} load", ["loadgen", "--url", tap_url, "-o", client_trace, *load.split()])
     return trace
 
 
-def run_job(kind: EngineKind, work: Workspace, at: str | None) -> tuple[Path, list[str]]:
+def run_job(kind: EngineKind, work: Workspace) -> tuple[Path, list[str]]:
     """Run all stages of the main job; return the page, and lines on the forecasts."""
     loads = LOADS[kind]
     labelled: dict[str, Path] = {}
@@ -96,27 +92,16 @@ def run_job(kind: EngineKind, work: Workspace, at: str | None) -> tuple[Path, li
         number = len(calibrations) + 1
         calibrations.append(capture(work, url, f"calibration-{number}", f"{loads.calibration} --seed {10 + number}"))
 
-    with engine(kind, work, at) as url:
+    with engine(kind, work) as url:
         calibrate()
         labelled["captured"] = captured = capture(work, url, "captured", loads.session)
         calibrate()
         for name, flags in {"replayed": ["--reset-cache"], "cold-replayed": ["--cold-prompts"]}.items():
             labelled[name] = work.path(f"{name}.jsonl.zst")
-            replay: Command = [
-                "replay",
-                captured,
-                "--url",
-                url,
-                "--replay-sessions",
-                *flags,
-                "-o",
-                labelled[name],
-                *work.way,
-            ]
-            work.run(name, replay)
+            work.run(name, ["replay", captured, "--url", url, "--replay-sessions", *flags, "-o", labelled[name]])
         calibrate()
     model = work.path("model.json")
-    scheduler = [] if at else ["--max-num-seqs", "32", "--max-num-batched-tokens", "2048"]
+    scheduler = ["--max-num-seqs", "32", "--max-num-batched-tokens", "2048"]
     work.run("fit", ["sim", "calibrate", *calibrations, *scheduler, "-o", model])
     judged = work.path("validation.json")
     cold: Command = ["--cold", labelled["cold-replayed"], "--json"]
@@ -154,17 +139,16 @@ def verdict_lines(result: Comparison) -> list[str]:
 def main() -> int:
     """Run the job and say where its page is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=["sim", "vllm"], default="sim", help="with --url: its loads (sim)")
-    add_engine_arguments(parser)
+    parser.add_argument("--engine", choices=["sim", "vllm"], default="sim", help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="a directory, made anew")
     args = parser.parse_args()
-    work = Workspace.of(args)
+    work = Workspace(args.out.resolve())
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     # The engine, when it is a real one, has a core to itself; everything else shares the other.
-    load_core, _ = measuring_cores() if args.engine == "vllm" and args.url is None else (None, None)
+    load_core, _ = measuring_cores() if args.engine == "vllm" else (None, None)
     with on_core(load_core):
-        page, lines = run_job(args.engine, work, args.url)
+        page, lines = run_job(args.engine, work)
     print(f"\nThe page: {page.as_uri()}", *lines, sep="\n")
     return 0
 
