@@ -83,7 +83,7 @@ class Arrivals:
         return replace(self, **columns)
 
     def records(self, places: IntArray) -> Iterator[Record]:
-        """Records at ``places``, which the caller may change and asks for once."""
+        """Records at ``places``, for the caller to change."""
         for source, row in zip(self.source[places].tolist(), self.rows[places].tolist(), strict=True):
             yield self.sources[source].record(row)
 
