@@ -102,7 +102,7 @@ class Batch:
     def forget_times(self) -> None:
         """Drop the tokens' times and the fields of other writers, which take space."""
         if isinstance(self._records, RecordColumns):
-            self._records.columns.pop("extra", None)
+            self._records.extra = None
             return
         for record in self._records:
             if record.itl_ms:
