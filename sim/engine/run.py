@@ -28,7 +28,7 @@ from sim.engine.fleetplan import (
     fleet_plan,
 )
 from sim.engine.fleetrun import engines_of, run_fleet
-from sim.engine.fleets import FleetEngine, FleetLoad, routed_load, words_of
+from sim.engine.fleets import FleetEngine, FleetLoad, routed_requests, upstreams_of
 from sim.engine.incidents import settings_of
 from sim.engine.results import EngineResults, Results
 from sim.engine.tiers import TierTraffic
@@ -272,10 +272,10 @@ def _run_fleet(
 ) -> "FleetRun":
     """Run ``arrivals`` through the fleet that the flags ask for."""
     configs = {id(model): _deployed(model, arguments, deployment) for model in models}
-    plan = fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: words_of(arrivals, "upstream"))
+    plan = fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: upstreams_of(arrivals))
     assert plan is not None
     engines = engines_of(plan, models, lambda model: configs[id(model)], deployment)
-    routed = routed_load(arrivals, configs[id(models[0])].block_size)
+    routed = routed_requests(arrivals, configs[id(models[0])].block_size)
     return FleetRun(plan, engines, run_fleet(arrivals, routed, engines, plan, seed))
 
 

@@ -30,6 +30,8 @@ class SimulatedRequest(Request):
     """
 
     outcome: i64 = NO_OUTCOME
+    has_parent: bool = False
+    """It waits for the end of another request."""
     is_as_recorded: bool = False
     think_ms: float = nan
     next_think_ms: float = inf
