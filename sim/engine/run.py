@@ -209,7 +209,7 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
     keep_hashes = not arguments.cold_prompts
     records = outcomes.finished_records(finished.results(), engine.block_size, keep_hashes=keep_hashes)
     with new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer:
-        summary = summarise(_written(records, writer), finished.preemptions, finished.engine_steps)
+        summary = summarise(written(records, writer), finished.preemptions, finished.engine_steps)
     return replace(
         summary,
         fleet=finished.summary() if isinstance(finished, FleetRun) else None,
@@ -218,7 +218,8 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
     )
 
 
-def _written(records: Iterable[Record], writer: TraceWriter) -> Iterator[Record]:
+def written(records: Iterable[Record], writer: TraceWriter) -> Iterator[Record]:
+    """Yield the records once they are written."""
     for record in records:
         writer.write(record)
         yield record
