@@ -18,10 +18,10 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from engines import control, readiness, recognition
+from engines import control, readiness
 from engines.access import Access, read_access
 from engines.control import ControlClient
-from engines.readiness import Readiness
+from engines.readiness import Target
 from kvtape.entry import HOME, MEND, foreign_room, shared_room
 from loadgen.core import bodies, vocabulary
 from tracefile.commandline.parser import VERSION
@@ -197,28 +197,22 @@ def _asked(url: str, access: Access, *, probe: bool) -> tuple[float | None, list
 
 
 def _engine(client: ControlClient, model: str, *, probe: bool) -> Iterator[Check]:
-    found, facts = recognition.find_dialect(client, "auto"), client.facts()
-    ready = readiness.readiness_of(client, found.dialect, facts)
-    cached = _probed(client, ready, model, facts.engine.block_size) if probe else _cached(ready)
-    told = replace(ready, reports_cached=True, has_reset=True)
-    words = readiness.target_words(client.url, model, facts, told, found.evidence)
-    yield Check("engine", "ok", ", ".join(words))
-    for note in (
-        *readiness.page_notes(facts),
-        *readiness.readiness_notes(replace(ready, caches_prefixes=None, reports_cached=True)),
-    ):
+    target = readiness.look_at(client, model)
+    cached = _probed(client, target) if probe else _cached(target)
+    yield Check("engine", "ok", ", ".join(replace(target, reports_cached=True, has_reset=True).words()))
+    for note in (*target.page_notes(), *target.load_notes()):
         yield Check("engine", "look", note)
     yield cached
-    yield _reset(ready)
+    yield _reset(target)
 
 
-def _cached(ready: Readiness) -> Check:
-    if ready.caches_prefixes is False:
+def _cached(target: Target) -> Check:
+    if target.facts.engine.enable_prefix_caching is False:
         return Check("cache", "look", "its prefix cache is off: no request can hit it", "start it with prefix caching")
-    if ready.reports_cached:
+    if target.reports_cached:
         return Check("cache", "ok", "cached tokens are reported")
-    setting = ready.dialect.cached_setting
-    if ready.reports_cached is False:
+    setting = target.dialect.cached_setting
+    if target.reports_cached is False:
         return _unreported(setting)
     return Check(
         "cache",
@@ -233,23 +227,23 @@ def _unreported(setting: str | None) -> Check:
     return Check("cache", "look", "cached tokens are not reported", advice)
 
 
-def _probed(client: ControlClient, ready: Readiness, model: str, block_size: int | None) -> Check:
+def _probed(client: ControlClient, target: Target) -> Check:
     """Send a new prompt of two blocks twice: the second time they are cached."""
-    probe = bodies.cache_probe(ready.dialect, model, vocabulary.ORDINARY, block_size)
+    probe = bodies.cache_probe(target.dialect, target.model or "", vocabulary.ORDINARY, target.block_size)
     try:
-        *_, cached_tokens = [control.probed_cached_tokens(client, ready.dialect, probe, "--probe") for _ in range(2)]
+        *_, cached_tokens = [control.probed_cached_tokens(client, target.dialect, probe, "--probe") for _ in range(2)]
     except InputError as error:
         return Check("cache", "look", str(error), "a model that takes prompts of token ids at /v1/completions")
     if cached_tokens is None:
-        return _unreported(ready.dialect.cached_setting)
+        return _unreported(target.dialect.cached_setting)
     if not cached_tokens:
         return Check("cache", "look", "the same prompt again hit nothing", "start it with prefix caching")
     return Check("cache", "ok", f"cached tokens are reported: {cached_tokens} of the same prompt again")
 
 
-def _reset(ready: Readiness) -> Check:
-    if ready.has_reset:
-        return Check("reset", "ok", f"--reset-cache empties the prefix cache{ready.dialect.reset_hint}")
-    setting = ready.dialect.reset_setting
+def _reset(target: Target) -> Check:
+    if target.has_reset:
+        return Check("reset", "ok", f"--reset-cache empties the prefix cache{target.dialect.reset_hint}")
+    setting = target.dialect.reset_setting
     advice = f"start it with {setting}" if setting else "restart it between runs"
     return Check("reset", "look", "no call is known to empty the prefix cache", advice)

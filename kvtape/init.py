@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from engines import control, readiness, recognition
+from engines import control, readiness
 from engines.access import DEFAULT_PORTS, OPENAI_KEY, Access, read_access
 from tracefile.commandline.printing import printable
 from tracefile.records.errors import InputError
@@ -102,9 +102,5 @@ def _model(url: str, access: Access) -> str:
 
 def _look(url: str, model: str, access: Access) -> tuple[str, list[str]]:
     with control.ControlClient(url, access) as client:
-        found, facts = recognition.find_dialect(client, "auto"), client.facts()
-        ready = readiness.readiness_of(client, found.dialect, facts)
-    return ", ".join(readiness.target_words(url, model, facts, ready, found.evidence)), [
-        *readiness.page_notes(facts),
-        *readiness.readiness_notes(ready),
-    ]
+        target = readiness.look_at(client, model)
+    return ", ".join(target.words()), target.notes()

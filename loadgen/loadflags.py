@@ -145,17 +145,6 @@ def _add_timing(parser: Parser) -> None:
     )
     add("--duration", type=seconds, help="start no session after TIME, such as 5m; a number alone is seconds")
     add(
-        "--at-end",
-        choices=["finish", "cancel"],
-        default="finish",
-        help="at --duration: let open sessions finish, or cancel requests in flight and send no more",
-    )
-    add(
-        "--burstiness",
-        type=float,
-        help="gamma: shape of the gaps; 1: poisson, below 1: burstier, inf: even (required with gamma)",
-    )
-    add(
         "--rate-series",
         metavar="SERIES",
         help="series: pairs of seconds and sessions a second from then on, such as 0:2,60:8,120:0; or a CSV or JSONL "

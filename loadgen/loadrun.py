@@ -10,8 +10,8 @@ import msgspec
 from engines.control import ControlClient
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
-from engines.readiness import page_notes, readiness_notes, readiness_of, target_words, unreported
-from engines.recognition import dialect_notes, find_dialect, recognition_notes
+from engines.readiness import look_at, unreported
+from engines.recognition import dialect_notes, recognition_notes
 from loadgen.core.job import Job
 from loadgen.core.request import SESSION_HEADER, origin_of
 from loadgen.plan.config import LoadConfig
@@ -57,31 +57,29 @@ def send_load(config: LoadConfig, place: Mapping[str, object] | None = None) -> 
     """Send the load and write its trace. ``place``: its place in a sweep, for the header; null: announced here."""
     with ControlClient(str(origin_of(config.url)), config.access) as control:
         model = control.resolve_model(config.model)
-        before = control.facts()
+        engine = look_at(control, model, config.dialect)
         target = learn_load_text(config, control, model)
         unknown = target.unknown if config.api != "completions" else None
         tokenizer = IDS if config.api == "completions" else target.tokenizer
-        found = find_dialect(control, config.dialect)
-        job = load_job(config, found.dialect, model, before, target)
-        ready = readiness_of(control, found.dialect, before)
-        known = [*page_notes(before), *dialect_notes(found.dialect), *readiness_notes(ready), *stream_notes(config)]
+        job = load_job(config, engine.dialect, model, engine.facts, target)
+        known = [*engine.notes(), *dialect_notes(engine.dialect), *stream_notes(config)]
         if place is None:
             words = [
-                *target_words(control.url, model, before, ready, found.evidence),
+                *engine.words(),
                 tokenizer_words(tokenizer, unknown),
                 f"hashes of {job.block_size}-token blocks",
                 *config.words(),
                 f"to {config.trace}",
             ]
             announce("loadgen", words, known)
-        meta = _meta(job, before, {} if place is None else {"sweep": place})
-        outcome = run_job(run_config(config, job, meta, found.dialect))
+        meta = _meta(job, engine.facts, {} if place is None else {"sweep": place})
+        outcome = run_job(run_config(config, job, meta, engine.dialect))
         if outcome.stopped == "refused":
             lengths = "--prompt-tokens, --output-tokens"
             raise InputError(refusal(control, model, config, outcome.tally.errors, lengths))
         report = report_check(tokenizer, unknown, outcome.findings)
-        notes = [*recognition_notes(found), *known, *_notes(outcome, config), *check_notes(report)]
-        facts = (before, control.facts())
+        notes = [*recognition_notes(engine.found), *known, *_notes(outcome, config), *check_notes(report)]
+        facts = (engine.facts, control.facts())
     return end_run(outcome, config, pattern=config.arrivals, facts=facts, notes=notes, prompt_check=report)
 
 
@@ -93,7 +91,6 @@ def run_config(config: LoadConfig, job: Job, meta: Meta, dialect: Dialect) -> Ru
         sessions=config.most_workers,
         parallel=config.parallel,
         ends_s=config.ends_s,
-        cancels=config.at_end == "cancel",
         empty=EMPTY,
         unreported=unreported(dialect),
     )
@@ -125,8 +122,6 @@ def _shape(config: LoadConfig) -> dict[str, object]:
         if each.name in ELSEWHERE | _OTHERWISE or (value == each.default and each.name not in _ALWAYS_SHOWN):
             continue
         shown[each.name] = value if isinstance(value, float | int | None) else str(value)
-    if config.at_end != "finish":
-        shown["at_end"] = config.at_end
     if config.session_headers != (SESSION_HEADER,):
         shown["session_headers"] = ", ".join(config.session_headers)
     return shown | config.fields.described()
@@ -152,8 +147,6 @@ def stream_notes(config: LoadConfig) -> list[str]:
 
 def _notes(outcome: RunOutcome, config: LoadConfig) -> list[str]:
     notes = []
-    if config.at_end == "cancel":
-        notes.append(f"--at-end cancel: {outcome.tally.errors['deadline']} requests in flight cancelled at --duration")
     if outcome.findings.get(ESTIMATED_LENGTHS):
         notes.append(
             "lengths taken from the dataset's texts are estimated at 4 bytes a token; --tokenizer PATH makes them "

@@ -7,16 +7,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from engines.control import ControlClient, reset_prefix_cache
-from engines.dialect import Dialect
-from engines.readiness import page_notes, readiness_notes, readiness_of, target_words
-from engines.recognition import dialect_notes, find_dialect
+from engines.readiness import Target, look_at
+from engines.recognition import dialect_notes
 from loadgen.core.bodies import cache_probe
 from loadgen.core.request import origin_of
 from loadgen.loadrun import send_load
@@ -35,17 +34,6 @@ TURN = "~"
 """Between the sweep's nonce and the number of a run with tokens of its own."""
 NONCE = " --nonce "
 """Before the nonce, at the end of a run's command."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Engine behind a label."""
-
-    model: str
-    dialect: Dialect
-    resets: bool
-    """True if its cache can be reset before each run."""
-    block_size: int | None
 
 
 def run_sweep(plan: SweepPlan) -> int:
@@ -112,7 +100,7 @@ class Sweep:
         for run in to_do:
             if run.label not in self._targets:
                 self._targets[run.label] = find_target(run)
-        cold = [label for label, target in self._targets.items() if not target.resets]
+        cold = [label for label, target in self._targets.items() if not resets(target)]
         self._cold = self._cold or bool(cold)
         if cold:
             tell(f"note: {', '.join(cold)}: no cache reset, so every run sends other tokens, in the same lengths")
@@ -173,8 +161,8 @@ class Sweep:
         with _control(config) as control:
             if not wait_until_idle(control):
                 tell(f"  note: the engine is not idle after {IDLE_WAIT_S:g} s")
-            if target.resets:
-                probe = cache_probe(target.dialect, target.model, config.vocabulary, target.block_size)
+            if resets(target):
+                probe = cache_probe(target.dialect, target.model or "", config.vocabulary, target.block_size)
                 if note := reset_prefix_cache(control, target.dialect, probe):
                     tell(f"  note: {note}")
         return {"warm_up_requests": warmed, "cache": "other tokens" if self._cold else "reset"}
@@ -206,11 +194,9 @@ def warm_up_of(config: LoadConfig, requests: int, trace: Path, number: int) -> L
         trace=trace,
         pattern="poisson",
         rate=None,
-        burstiness=None,
         group_size=1,
         rate_series=(),
         duration_s=None,
-        at_end="finish",
         number=requests,
         parallel=config.parallel or WARM_UP_PARALLEL,
         turns=ONE_TURN,
@@ -227,18 +213,14 @@ def find_target(run: PlannedRun) -> Target:
             model = control.resolve_model(config.model)
         except InputError as error:
             raise InputError(f"{run.label}: {error}") from None
-        found, facts = find_dialect(control, config.dialect), control.facts()
-        ready = readiness_of(control, found.dialect, facts)
-        has_reset = found.dialect.reset_cache is not None and ready.has_reset is not False
-        words = target_words(control.url, model, facts, ready, found.evidence)
-        notes = [*page_notes(facts), *dialect_notes(found.dialect), *readiness_notes(ready)]
-        announce(PROG, [run.label, *words], notes)
-    return Target(
-        model=model,
-        dialect=found.dialect,
-        resets=has_reset,
-        block_size=facts.engine.block_size,
-    )
+        target = look_at(control, model, config.dialect)
+    announce(PROG, [run.label, *target.words()], [*target.notes(), *dialect_notes(target.dialect)])
+    return target
+
+
+def resets(target: Target) -> bool:
+    """Return True if the engine's cache can be reset before each run."""
+    return target.dialect.reset_cache is not None and target.has_reset is not False
 
 
 def wait_until_idle(control: ControlClient) -> bool:

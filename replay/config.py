@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from engines.dialect import Dialect
-from engines.recognition import Recognised, dialect_notes
+from engines.recognition import dialect_notes
 from loadgen.core.settings import RunSettings, check_positive
 from loadgen.text.api_messages import Api
 from measure.wording import rounded_hits
@@ -98,14 +98,14 @@ def require_hashes(survey: Survey, config: ReplayConfig) -> None:
         )
 
 
-def require_adapters(survey: Survey, found: Recognised, config: ReplayConfig) -> None:
+def require_adapters(survey: Survey, dialect: Dialect, config: ReplayConfig) -> None:
     """Raise InputError for an adapter that the engine does not know by its captured name."""
     for lora in sorted(survey.loras):
-        if found.dialect.lora_needs_map and lora not in config.loras:
-            raise InputError(f"--lora-map: nothing for {lora!r}; expected {lora}=… as {found.dialect.name} knows it")
+        if dialect.lora_needs_map and lora not in config.loras:
+            raise InputError(f"--lora-map: nothing for {lora!r}; expected {lora}=… as {dialect.name} knows it")
         adapter = config.loras.get(lora, lora)
         if adapter:
-            found.dialect.lora("", adapter)
+            dialect.lora("", adapter)
     unused = sorted(set(config.loras) - survey.loras)
     if unused:
         known = f"expected one of {', '.join(sorted(survey.loras))}" if survey.loras else "it names no adapters"

@@ -7,9 +7,10 @@ from dataclasses import replace
 import msgspec
 
 from engines.control import ControlClient, reset_prefix_cache
+from engines.dialect import Dialect
 from engines.facts import EngineFacts
-from engines.readiness import page_notes, readiness_notes, readiness_of, target_words, unreported
-from engines.recognition import Recognised, find_dialect, recognition_notes
+from engines.readiness import Target, look_at, unreported
+from engines.recognition import recognition_notes
 from loadgen.core.bodies import cache_probe
 from loadgen.core.request import origin_of
 from loadgen.runs.driving import RunConfig, announce, run_job, tokenizer_words
@@ -53,39 +54,33 @@ def run_replay(config: ReplayConfig) -> int:
         )
     with ControlClient(str(origin_of(config.url)), config.access) as control:
         model = control.resolve_model(config.model)
-        found = find_dialect(control, config.dialect)
-        require_adapters(survey, found, config)
-        facts = control.facts()
-        notes = advance_notes(survey, found.dialect, config)
+        engine = look_at(control, model, config.dialect)
+        require_adapters(survey, engine.dialect, config)
+        notes = advance_notes(survey, engine.dialect, config)
         if config.reset_cache:
-            note = reset_prefix_cache(
-                control, found.dialect, cache_probe(found.dialect, model, config.vocabulary, facts.engine.block_size)
-            )
+            probe = cache_probe(engine.dialect, model, config.vocabulary, engine.block_size)
+            note = reset_prefix_cache(control, engine.dialect, probe)
             notes += [note] if note else []
-            facts = control.facts()
-        text = learn_replay_text(config, control, model, survey, facts.engine.block_size)
-        ready = readiness_of(control, found.dialect, facts)
-        notes += [*page_notes(facts), *readiness_notes(ready)]
+            engine = replace(engine, facts=control.facts())
+        text = learn_replay_text(config, control, model, survey, engine.block_size)
+        notes += engine.notes()
         about_text = tokenizer_words(*prompts_of(text))
         source = f"{survey.kept} requests of {config.source.name}, hashes of {survey.block_size}-token blocks"
-        target = target_words(control.url, model, facts, ready, found.evidence)
-        announce("replay", [*target, about_text, source, *config.words(), f"to {config.trace}"], notes)
+        announce("replay", [*engine.words(), about_text, source, *config.words(), f"to {config.trace}"], notes)
         outcome = run_job(
             RunConfig(
                 settings=config,
-                job=ReplayJob(config, survey, model, found.dialect.name, text),
-                meta=msgspec.structs.replace(
-                    replay_meta(config, survey, model, facts, found), tokenizer=prompts_of(text)[0]
-                ),
+                job=ReplayJob(config, survey, model, engine.dialect.name, text),
+                meta=msgspec.structs.replace(replay_meta(config, survey, engine), tokenizer=prompts_of(text)[0]),
                 sessions=survey.kept,
                 parallel=config.parallel,
-                unreported=unreported(found.dialect),
+                unreported=unreported(engine.dialect),
             )
         )
         if outcome.stopped == "refused":
             raise InputError(refusal(control, model, config, outcome.tally.errors, str(config.source)))
         after = control.facts()
-    return report(config, survey, outcome, found=found, facts=(facts, after), notes=notes, text=text)
+    return report(config, survey, outcome, engine=engine, after=after, notes=notes, text=text)
 
 
 def prompts_of(text: TextTarget | None) -> tuple[str | None, str | None]:
@@ -98,8 +93,8 @@ def report(
     survey: Survey,
     outcome: RunOutcome,
     *,
-    found: Recognised,
-    facts: tuple[EngineFacts, EngineFacts],
+    engine: Target,
+    after: EngineFacts,
     notes: list[str],
     text: TextTarget | None,
 ) -> int:
@@ -110,7 +105,7 @@ def report(
         sent=outcome.tally.started,
         stopped=outcome.stopped or ("a process died" if outcome.failures else None),
     )
-    notes = [*recognition_notes(found), *notes, *session_notes(outcome.findings, config)]
+    notes = [*recognition_notes(engine.found), *notes, *session_notes(outcome.findings, config)]
     notes += fidelity_notes(fidelity, cold=config.cold_prompts, output_substitution=config.output_substitution)
     check, counts = report_check(*prompts_of(text), outcome.findings), text_counts(outcome.findings)
     notes += [*(() if text is None else check_notes(check)), *text_notes(counts)]
@@ -118,14 +113,14 @@ def report(
         outcome,
         config,
         pattern=config.words()[0],
-        facts=facts,
+        facts=(engine.facts, after),
         notes=notes,
         prompt_check=None if text is None else check,
     )
     lines = [*account_lines(account), *fidelity_lines(fidelity, cold=config.cold_prompts)]
     if text is not None:
         lines += [*check_lines(check), *text_lines(counts)]
-    summary = ReplaySummary(ending.summary, found.dialect.name, account, fidelity)
+    summary = ReplaySummary(ending.summary, engine.dialect.name, account, fidelity)
     print_result(summary, summary_lines(ending.summary, lines), as_json=config.as_json)
     return ending.exit_code()
 
@@ -136,7 +131,8 @@ def session_notes(findings: Mapping[str, int], config: ReplayConfig) -> list[str
     return []
 
 
-def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineFacts, found: Recognised) -> Meta:
+def replay_meta(config: ReplayConfig, survey: Survey, target: Target) -> Meta:
+    facts, found = target.facts, target.found
     counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
     engine = msgspec.structs.replace(facts.engine, gpus=config.gpus)
     if engine.name is None and found.certain:
@@ -147,7 +143,7 @@ def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineF
         hashes = msgspec.structs.replace(hashes, branches=None)
     return Meta(
         source="replay",
-        model=model,
+        model=target.model,
         tokenizer=IDS,
         block_size=survey.meta.block_size,
         hash=hashes,
@@ -158,17 +154,17 @@ def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineF
             speedup=None if config.speedup == 1.0 else config.speedup,
             cold_prompts=True if config.cold_prompts else None,
             source_digest=survey.source_digest,
-            extra=shape_of(config, found),
+            extra=shape_of(config, found.dialect),
         ),
         extra=counters,
     )
 
 
-def shape_of(config: ReplayConfig, found: Recognised) -> dict[str, object]:
+def shape_of(config: ReplayConfig, dialect: Dialect) -> dict[str, object]:
     """Flags that differ from their defaults, for readers of the trace."""
     told = {
         "api": None if config.api == "completions" else config.api,
-        "dialect": found.dialect.name,
+        "dialect": dialect.name,
         "closed_loop": config.closed_loop or None,
         "parallel": config.parallel,
         "start_s": config.start_s,

@@ -39,7 +39,7 @@ def run(flags: argparse.Namespace) -> int:
 
 def show_sweep(folders: Sequence[Path], flags: argparse.Namespace) -> int:
     html = page_path(flags, folders)
-    goals = slos.parse_slos(flags.slo, flags.slo_file, sweeps.labels_in(folders))
+    goals = slos.parse_slos(flags.slo, sweeps.labels_in(folders))
     grid = sweeps.read_grid(folders, goals, checked_gpus(flags.gpus))
     put_page(panels.grid_page(grid, "report show", "docs/sweep.md"), grid, as_json=flags.json, html=html)
     met = {point.settings["label"] for point in grid.points if point.meets is not False}
@@ -48,7 +48,7 @@ def show_sweep(folders: Sequence[Path], flags: argparse.Namespace) -> int:
 
 def show_trace(path: Path, flags: argparse.Namespace) -> int:
     kv_bytes = checked_kv_bytes(flags.kv_bytes_per_token)
-    limits, gpus = slos.parse_slos(flags.slo, flags.slo_file), checked_gpus(flags.gpus)
+    limits, gpus = slos.parse_slos(flags.slo), checked_gpus(flags.gpus)
     html = page_path(flags, [path])
     if flags.files is not None:
         check_files(flags.files, path)

@@ -2,14 +2,11 @@
 
     python -m scripts.demo --engine sim    # on the embedded engine, about three minutes
     python -m scripts.demo --engine vllm   # on a real vLLM on this machine's CPU, about thirteen
-    python -m scripts.demo --url https://gateway/team-a/v1 --ca ca.pem    # on an idle engine that is there
 
 The model is fitted on calibration captures alone; the session load that the page shows is one that the fit never saw.
 A calibration comes before, between and after the loads: an engine whose pace drifts over the minutes is then fitted at
-the pace that the loads met, and the calibrations' spread is that of the loads. The last line has the forecasts' errors
-and if ``sim validate`` finds the captures within the bands, or the likeliest reason. ``--again`` captures the load
-twice, so that the page can say how far two runs of the same load on the same engine lie apart: the yardstick for every
-prediction.
+the pace that the loads met, and the calibrations' spread is that of the loads. The last lines are those of ``sim
+validate``: each forecast's error and verdict, and what to do next.
 """
 
 import argparse
@@ -23,15 +20,9 @@ from typing import Literal
 
 import msgspec
 
-from loadgen.core.request import origin_of
-from measure.cohorts import ALL
-from measure.thresholds import TOO_UNCERTAIN
-from measure.wording import listed, share
-from report.compare.cells import JUDGED_LEVELS, WITHIN_BAND, band_text
-from report.compare.ensembles import counted_cohorts
-from report.compare.results import Comparison, Pair
+from report.compare.results import Comparison
 from scripts import vllm_engine
-from scripts.job import Command, Workspace, add_engine_arguments
+from scripts.job import Command, Workspace
 from scripts.processes import free_port, measuring_cores, on_core
 from tracefile.commandline.ending import UNCERTAIN
 
@@ -64,11 +55,9 @@ LOADS: dict[EngineKind, Loads] = {"sim": SIM_LOADS, "vllm": VLLM_LOADS}
 
 
 @contextlib.contextmanager
-def engine(kind: EngineKind, work: Workspace, url: str | None = None) -> Iterator[str]:
+def engine(kind: EngineKind, work: Workspace) -> Iterator[str]:
     """The engine under study, for the length of the ``with`` block; gives its URL."""
-    if url is not None:
-        yield str(origin_of(url))
-    elif kind == "vllm":
+    if kind == "vllm":
         shape = vllm_engine.ModelShape()
         vllm_engine.install(shape)
         print("\n── engine: starting vLLM on this machine's CPU (about a minute)", flush=True)
@@ -87,14 +76,14 @@ def capture(work: Workspace, engine_url: str, name: str, load: str, *tap_flags: 
     work.empty_cache(engine_url)
     address = f"127.0.0.1:{free_port()}"
     tap: Command = ["tap", "--upstream", engine_url, *tap_flags, "--listen", address, "-o", trace, "--tokenizer", "ids"]
-    with work.serving(f"{name} tap", [*tap, *work.way], f"http://{address}") as tap_url:
+    with work.serving(f"{name} tap", tap, f"http://{address}") as tap_url:
         client_trace = work.path(f"{name}-client.jsonl.zst")
-        work.run(f"{name} load", ["loadgen", "--url", tap_url, "-o", client_trace, *load.split(), *work.way])
+        work.run(f"{name} load", ["loadgen", "--url", tap_url, "-o", client_trace, *load.split()])
     return trace
 
 
-def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -> tuple[Path, str]:
-    """Run all stages of the main job; return the page, and a line on the forecasts."""
+def run_job(kind: EngineKind, work: Workspace) -> tuple[Path, list[str]]:
+    """Run all stages of the main job; return the page, and lines on the forecasts."""
     loads = LOADS[kind]
     labelled: dict[str, Path] = {}
     calibrations: list[Path] = []
@@ -103,29 +92,16 @@ def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -
         number = len(calibrations) + 1
         calibrations.append(capture(work, url, f"calibration-{number}", f"{loads.calibration} --seed {10 + number}"))
 
-    with engine(kind, work, at) as url:
+    with engine(kind, work) as url:
         calibrate()
         labelled["captured"] = captured = capture(work, url, "captured", loads.session)
-        if again:
-            labelled["again"] = capture(work, url, "again", loads.session)
         calibrate()
         for name, flags in {"replayed": ["--reset-cache"], "cold-replayed": ["--cold-prompts"]}.items():
             labelled[name] = work.path(f"{name}.jsonl.zst")
-            replay: Command = [
-                "replay",
-                captured,
-                "--url",
-                url,
-                "--replay-sessions",
-                *flags,
-                "-o",
-                labelled[name],
-                *work.way,
-            ]
-            work.run(name, replay)
+            work.run(name, ["replay", captured, "--url", url, "--replay-sessions", *flags, "-o", labelled[name]])
         calibrate()
     model = work.path("model.json")
-    scheduler = [] if at else ["--max-num-seqs", "32", "--max-num-batched-tokens", "2048"]
+    scheduler = ["--max-num-seqs", "32", "--max-num-batched-tokens", "2048"]
     work.run("fit", ["sim", "calibrate", *calibrations, *scheduler, "-o", model])
     judged = work.path("validation.json")
     cold: Command = ["--cold", labelled["cold-replayed"], "--json"]
@@ -150,65 +126,30 @@ def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -
             stdout=work.path("report.json"),
         )
     )
-    return page, verdict_line(msgspec.json.decode(judged.read_bytes(), type=Comparison))
+    return page, verdict_lines(msgspec.json.decode(judged.read_bytes(), type=Comparison))
 
 
-def verdict_line(result: Comparison) -> str:
-    """Return errors, bands and verdict of each forecast, and the likeliest reasons; ``result``: of ``sim validate``."""
-    own = {label: one for label, one in result.forecasts.items() if one.pace is None}
-    found = [said for label in own if (said := _of_forecast(label, result.pairs[label])) is not None]
-    if not found:
-        return "forecasts: not judged, as no cohort has enough requests"
-    line = f"forecasts: {'; '.join(found)}"
-    if all(said.endswith(WITHIN_BAND) for said in found):
-        return line
-    reasons = [
-        f"steps of {result.pairs[label].truth} took {one.pace:.2f} of their time in calibration"
-        for label, one in result.forecasts.items()
-        if one.pace is not None
-    ]
-    return f"{line}. {'; '.join([*reasons, *result.next_steps])}"
-
-
-def _of_forecast(label: str, pair: Pair) -> str | None:
-    """Return a forecast's errors over all requests and the worst verdict of its cohorts; None: none is judged."""
-    cells = {name: cohort.ttft for name, cohort in counted_cohorts(pair.cohorts).items()}
-    verdicts = [cell.verdict or "" for cell in cells.values()]
-    if ALL not in cells:
-        return None
-    errors = {level: one for level in JUDGED_LEVELS if (one := getattr(cells[ALL], level)) is not None}
-    signed = {level: one.signed_error for level, one in errors.items() if one.signed_error is not None}
-    said = listed([f"{_length(error)} at {level}" for level, error in signed.items()]) or "no quantile on both sides"
-    bands = [one.band for one in errors.values() if one.band is not None]
-    outside = sum(verdict.startswith("off") for verdict in verdicts)
-    if outside:
-        verdict = f"outside its band in {outside} of {len(verdicts)} cohorts"
-    else:
-        verdict = TOO_UNCERTAIN if any(one.startswith(TOO_UNCERTAIN) for one in verdicts) else WITHIN_BAND
-    way = "cold" if label.startswith("cold") else "warm"
-    return f"{way} {said}, {band_text(max(bands, default=None)).replace('band', 'bands')}: {verdict}"
-
-
-def _length(error: float) -> str:
-    return f"{share(abs(error))} too {'long' if error >= 0.0 else 'short'}"
+def verdict_lines(result: Comparison) -> list[str]:
+    """Return the outcome of each forecast, and the next steps where a gate failed; ``result``: of ``sim validate``."""
+    labels = [label for label, one in result.forecasts.items() if one.pace is None]
+    outcomes = [line for label in labels for line in result.headline if line.startswith(f"{label} against ")]
+    return [*outcomes, *result.next_steps]
 
 
 def main() -> int:
     """Run the job and say where its page is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=["sim", "vllm"], default="sim", help="with --url: its loads (sim)")
-    add_engine_arguments(parser)
+    parser.add_argument("--engine", choices=["sim", "vllm"], default="sim", help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="a directory, made anew")
-    parser.add_argument("--again", action="store_true", help="capture the session load twice (the A/A yardstick)")
     args = parser.parse_args()
-    work = Workspace.of(args)
+    work = Workspace(args.out.resolve())
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     # The engine, when it is a real one, has a core to itself; everything else shares the other.
-    load_core, _ = measuring_cores() if args.engine == "vllm" and args.url is None else (None, None)
+    load_core, _ = measuring_cores() if args.engine == "vllm" else (None, None)
     with on_core(load_core):
-        page, verdict = run_job(args.engine, work, args.url, again=args.again)
-    print(f"\nThe page: {page.as_uri()}\n{verdict}")
+        page, lines = run_job(args.engine, work)
+    print(f"\nThe page: {page.as_uri()}", *lines, sep="\n")
     return 0
 
 

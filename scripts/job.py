@@ -4,7 +4,6 @@ Every stage is one of the project's own commands in its own process, printed as 
 to a log, and a stage that fails shows the end of it.
 """
 
-import argparse
 import contextlib
 import os
 import subprocess
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from engines.access import OPEN, Access, add_access_arguments, read_access
 from engines.control import ControlClient
 from engines.dialect import Dialect
 from engines.recognition import find_dialect
@@ -23,17 +21,10 @@ from loadgen.sweeping import wait_until_idle
 from scripts.processes import is_listening, serving, tail
 from tracefile.records.errors import InputError
 
-ACCESS_FLAGS = ("--api-key-env", "--header-env", "--header", "--ca", "--cert", "--key")
 Command = Sequence[str | Path]
 """One of the project's commands and its arguments."""
 
 RESET_TIMEOUT_S = 10.0
-
-
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--url`` and the flags of keys and TLS, for ``Workspace.of``."""
-    parser.add_argument("--url", help="an engine that is there, emptied before each load (default: one of its own)")
-    add_access_arguments(parser, "every request and control call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +32,11 @@ class Workspace:
     """Folder of a job's traces, logs and page."""
 
     directory: Path
-    way: Sequence[str] = ()
-    """Flags of keys and TLS, for every command that talks to the engine."""
-    access: Access = OPEN
-
-    @classmethod
-    def of(cls, args: argparse.Namespace) -> "Workspace":
-        """The folder ``--out``, with the way to ``--url``; exits if that is bad."""
-        given = {flag: getattr(args, flag.strip("-").replace("-", "_")) for flag in ACCESS_FLAGS}
-        pairs = [(flag, value) for flag, value in given.items() if isinstance(value, str)]
-        pairs += [(flag, value) for flag, values in given.items() if isinstance(values, list) for value in values]
-        try:
-            access = read_access(args, url=args.url)
-        except InputError as error:
-            sys.exit(f"error: {error}")
-        return cls(args.out.resolve(), [word for pair in pairs for word in pair], access)
 
     def empty_cache(self, url: str) -> None:
         """Reset the engine's prefix cache, once no request holds a block; exits if that fails."""
         try:
-            with ControlClient(url, self.access) as control:
+            with ControlClient(url) as control:
                 control.resolve_model("auto")
                 wait_until_idle(control)
                 _reset(control, find_dialect(control, "auto").dialect)

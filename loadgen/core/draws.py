@@ -37,8 +37,6 @@ class Stream(IntEnum):
     THINK_TIME = 7
     STAND_IN_TOKENS = 8
     TURN_COUNT = 9
-    ARRIVAL_BOOST = 10
-    ARRIVAL_ACCEPTANCE = 11
     STAGE_ORDER = 12
 
 

@@ -18,7 +18,7 @@ from tracefile.commandline.parser import Parser
 from tracefile.records.errors import InputError
 
 if TYPE_CHECKING:
-    from measure.metrics.slos import Slo
+    from measure.thresholds import Threshold
 
 AUTO = "auto"
 
@@ -50,7 +50,7 @@ class RunSettings:
     """Keys, headers and TLS of every request and control call."""
     gpus: int | None = None
     """GPUs of the engine, kept in the trace's header; null: not said."""
-    slos: tuple["Slo", ...] = ()
+    slos: tuple["Threshold", ...] = ()
     """Checked at the run's end."""
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ def run_settings(args: argparse.Namespace, *, stream: bool = True) -> dict[str, 
         "procs": parse_procs(args.procs),
         "access": read_access(args, api=args.api, url=args.url),
         "gpus": checked_gpus(args.gpus),
-        "slos": parse_slos(args.slo, args.slo_file),
+        "slos": parse_slos(args.slo),
     }
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loadgen.core.draws import Stream, draw_each
-from loadgen.core.lengthdraws import standard_normal, uniform
+from loadgen.core.lengthdraws import uniform
 from tracefile.records.decoding import NOT_JSON
 from tracefile.records.errors import InputError
 from tracefile.storage.lines import LineReader
@@ -28,7 +28,6 @@ Positions = npt.NDArray[np.uint64]
 Chunks = Iterator[Counts]
 
 CHUNK = 1024
-MOST_ATTEMPTS = 1000
 SECOND_US = 1_000_000
 Floats = npt.NDArray[np.float64]
 
@@ -128,11 +127,6 @@ def exponentially(seed: int) -> Chunks:
     return _added(lambda positions: -np.log(uniform(draw_each(seed, Stream.ARRIVAL_GAP, positions))))
 
 
-def gamma_spaced(seed: int, burstiness: float) -> Chunks:
-    """Independent gamma distances of shape ``burstiness``: deviation over mean is 1/√burstiness; 1: Poisson."""
-    return _added(lambda positions: gamma(seed, positions, burstiness) / burstiness)
-
-
 def at_rate(spaced: Chunks, profile: RateProfile) -> Chunks:
     for counts in spaced:
         times_us = profile.times_us(counts)
@@ -152,29 +146,6 @@ def before(chunks: Chunks, number: int | None, seconds: float | None) -> Chunks:
         left = None if left is None else left - len(kept)
         if len(kept) < len(chunk) or left == 0:
             return
-
-
-def gamma(seed: int, positions: Positions, shape: float) -> npt.NDArray[np.float64]:
-    """Gamma numbers of this shape and scale 1, each a function of its position (Marsaglia and Tsang, 2000)."""
-    if shape < 1:
-        boost = uniform(draw_each(seed, Stream.ARRIVAL_BOOST, positions))
-        return gamma(seed, positions, shape + 1) * np.power(boost, 1 / shape)
-    d = shape - 1 / 3
-    c = 1 / np.sqrt(9 * d)
-    drawn = np.full(len(positions), d)
-    waiting = np.arange(len(positions))
-    for attempt in range(MOST_ATTEMPTS):
-        at, try_ = positions[waiting], np.array([attempt], dtype=np.uint64)
-        x = standard_normal(draw_each(seed, Stream.ARRIVAL_GAP, at, try_))
-        u = uniform(draw_each(seed, Stream.ARRIVAL_ACCEPTANCE, at, try_))
-        v = np.maximum(1 + c * x, 0.0) ** 3
-        with np.errstate(divide="ignore"):
-            taken = (v > 0) & (np.log(u) < x * x / 2 + d - d * v + d * np.log(v))
-        drawn[waiting[taken]] = d * v[taken]
-        waiting = waiting[~taken]
-        if not len(waiting):
-            break
-    return drawn
 
 
 def _added(distances: Callable[[Positions], npt.NDArray[np.float64]]) -> Chunks:

@@ -11,7 +11,7 @@ from loadgen.datasets import DATASETS, RANDOM
 from loadgen.text.api_messages import Api
 from tracefile.records.errors import InputError
 
-Pattern = Literal["constant", "poisson", "gamma", "series", "multiturn", "rollouts", "calibration"]
+Pattern = Literal["constant", "poisson", "series", "multiturn", "rollouts", "calibration"]
 
 CLOSED_PATTERNS: tuple[Pattern, ...] = ("poisson", "multiturn", "rollouts")
 """Patterns that without a rate are a closed loop."""
@@ -42,15 +42,12 @@ class LoadConfig(RunSettings):
     pattern: Pattern = "poisson"
     rate: float | None = None
     """Sessions a second; null: closed loop, or the pattern decides."""
-    burstiness: float | None = None
-    """Shape of gamma-distributed gaps; null: no gamma."""
     group_size: int = 1
     """Sessions that start from one first prompt; ``rate`` and ``number`` count these groups."""
     rate_series: tuple[tuple[float, float], ...] = ()
     """(seconds, rate) in order of time; each rate holds until the next."""
     duration_s: float | None = None
     """No session starts after it. Null: until ``number``, or the pattern's end."""
-    at_end: Literal["finish", "cancel"] = "finish"
     """End of open sessions at ``ends_s``."""
     number: int | None = None
     """Sessions; null: until the time is over, or once through the dataset."""
@@ -108,8 +105,7 @@ class LoadConfig(RunSettings):
     def words(self) -> list[str]:
         """Return the parts of a start line about the load."""
         words = [f"{self.arrivals}{'' if self.rate is None else f' {self.rate:g}/s'}"]
-        cancelled = ", then cancelled" if self.at_end == "cancel" else ""
-        words += [] if self.ends_s is None else [f"for {self.ends_s:g} s{cancelled}"]
+        words += [] if self.ends_s is None else [f"for {self.ends_s:g} s"]
         groups = "" if self.group_size == 1 else f"groups of {self.group_size} "
         words += [] if self.number is None else [f"{self.number} {groups}sessions"]
         words += [] if self.parallel is None else [f"at most {self.parallel} in flight"]
@@ -144,13 +140,11 @@ class LoadConfig(RunSettings):
 def _check_numbers(config: LoadConfig) -> None:
     for flag, value in {
         "--rate": config.rate,
-        "--burstiness": config.burstiness,
         "--duration": config.duration_s,
         "--number": config.number,
         "--parallel": config.parallel,
     }.items():
-        if flag != "--burstiness" or value != float("inf"):
-            check_positive(flag, value)
+        check_positive(flag, value)
     if (config.rate or 0.0) > MOST_RATE:
         raise InputError(f"--rate: {config.rate:g}; expected at most {MOST_RATE:,.0f} a second")
     if config.nonce == "":
@@ -172,8 +166,6 @@ def _check_pattern(config: LoadConfig) -> None:
         raise InputError("--rate-series: expected it with --pattern series, and only there")
     if is_series:
         _refuse("--rate", config.rate, "--pattern series, which has rates of its own")
-    if (config.burstiness is not None) != (config.pattern == "gamma"):
-        raise InputError("--burstiness: expected it with --pattern gamma, and only there")
 
 
 def _check_staged(config: LoadConfig) -> None:
@@ -188,7 +180,6 @@ def _check_staged(config: LoadConfig) -> None:
         "--dataset": config.dataset_path,
         "--group-size": None if config.group_size == 1 else config.group_size,
         "--prefix-count": config.prefix_count or None,
-        "--at-end": None if config.at_end == "finish" else config.at_end,
     }.items():
         _refuse(flag, value, designed)
     prompts = config.prompt_tokens
@@ -211,8 +202,6 @@ def _check_bounds(config: LoadConfig) -> None:
         raise InputError(f"--rate: missing; expected arrivals a second with --pattern {config.pattern}")
     if not config.open_loop and config.parallel is None:
         raise InputError("--rate: missing; expected arrivals a second, or --parallel for a closed loop")
-    if config.at_end == "cancel" and config.ends_s is None:
-        raise InputError("--at-end: cancel without a time; expected --duration")
     if config.ends_s is None and config.number is None and config.dataset_path is None:
         raise InputError("--duration, --number: both missing; expected a bound, or the run would never end")
 

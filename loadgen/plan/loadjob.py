@@ -35,7 +35,7 @@ NEARLY_AT_ONCE = 0.02
 PAUSE_MS = 100.0
 """Between waves, so that the engine is idle."""
 ELSEWHERE = frozenset(each.name for each in fields(RunSettings)) - {"tokenizer", "fields", "vocabulary"} | {
-    *("dataset_path", "at_end", "nonce")
+    *("dataset_path", "nonce")
 }
 """Settings that do not make the load, or that its name has otherwise."""
 NAME_BYTES = 6

@@ -14,7 +14,7 @@ from loadgen.core.lengthdraws import quantities, quantity
 from loadgen.core.lengths import LengthDistribution
 from loadgen.datasets import DATASETS
 from loadgen.datasets.session import CountTokens, DatasetSession, DatasetTurn, estimated_tokens
-from loadgen.plan.arrivals import CHUNK, Chunks, at_rate, before, evenly, exponentially, gamma_spaced, rate_profile
+from loadgen.plan.arrivals import CHUNK, Chunks, at_rate, before, evenly, exponentially, rate_profile
 from loadgen.plan.config import ONE_TURN, LoadConfig
 from loadgen.plan.shapes import SessionShape, TurnShape, session_digest
 from loadgen.plan.stages import waves
@@ -124,11 +124,7 @@ def numbered(config: LoadConfig) -> Iterator[tuple[Positions, Counts]]:
 
 def spaced(config: LoadConfig) -> Chunks:
     """Arrivals in units of their expected number."""
-    if config.pattern == "constant":
-        return evenly()
-    if config.pattern == "gamma" and config.burstiness is not None:
-        return evenly() if config.burstiness == np.inf else gamma_spaced(config.seed, config.burstiness)
-    return exponentially(config.seed)
+    return evenly() if config.pattern == "constant" else exponentially(config.seed)
 
 
 def draw_sessions(config: LoadConfig, numbers: Positions, due_us: Counts) -> Iterator[SessionShape]:

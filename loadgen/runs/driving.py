@@ -42,8 +42,6 @@ class RunConfig:
     """Most requests in flight; null: no limit."""
     ends_s: float | None = None
     """Time of the last start; null: the job ends by itself."""
-    cancels: bool = False
-    """True if requests in flight are cancelled at ``ends_s``."""
     empty: str = "nothing to send"
     unreported: str = "the engine reports no cached tokens"
     """Warning after the first output without cached tokens."""
@@ -126,7 +124,6 @@ class Run:
                     self._count,
                     planned=planned_by(ready),
                     last_send_s=last_send_s(ready, config.ends_s),
-                    ends_s=config.ends_s if config.cancels else None,
                     stopping=lambda: workers.stopping,
                 )
                 # Imported while the workers work: rich takes longer to load than the run to start.
@@ -183,7 +180,6 @@ class Run:
                 trace=part,
                 overwrite=config.settings.overwrite or self._in_parts,
                 parallel=shard.part_of(config.parallel),
-                ends_ms=config.ends_s * 1e3 if config.cancels and config.ends_s else None,
             )
             for shard, part in zip(shards, self._parts, strict=True)
         ]

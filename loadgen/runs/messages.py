@@ -29,8 +29,6 @@ class Setup:
     overwrite: bool = False
     """True if a file at ``trace`` may be replaced."""
     parallel: int | None = None
-    ends_ms: float | None = None
-    """Time in the plan when all that is left is cancelled; null: it finishes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,12 +80,11 @@ class RunProgress:
         *,
         planned: int | None,
         last_send_s: float | None = None,
-        ends_s: float | None = None,
         stopping: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """``zero_ns``: t = 0 on ``perf_counter_ns``. ``ends_s``: all is cancelled then; null: it finishes."""
+        """``zero_ns``: t = 0 on ``perf_counter_ns``."""
         self._zero_ns, self._stopping = zero_ns, stopping
-        self._planned, self._last_send_s, self._ends_s = planned, last_send_s, ends_s
+        self._planned, self._last_send_s = planned, last_send_s
         self._counts = [Counts() for _ in range(workers)]
         self._recent = RecentWindow()
         self._sent, self._tokens = RateWindow(), RateWindow()
@@ -110,7 +109,9 @@ class RunProgress:
         ttft, itl, lag = map(_p50_p99, self._recent.total.samples)
         return Status(
             elapsed_s=now_s,
-            remaining_s=self._remaining_s(now_s, counts),
+            remaining_s=remaining_s(
+                now_s, counts.started, counts.ended, planned=self._planned, last_send_s=self._last_send_s
+            ),
             stopping=self._stopping(),
             planned=self._planned,
             counts=counts,
@@ -129,13 +130,6 @@ class RunProgress:
 
     def only_refusals(self) -> bool:
         return all(counts.only_refusals for counts in self._counts)
-
-    def _remaining_s(self, now_s: float, counts: Counts) -> float | None:
-        left_s = remaining_s(now_s, counts.started, counts.ended, planned=self._planned, last_send_s=self._last_send_s)
-        if self._ends_s is None:
-            return left_s
-        to_end_s = max(self._ends_s - now_s, 0.0)
-        return to_end_s if left_s is None else min(left_s, to_end_s)
 
 
 def remaining_s(

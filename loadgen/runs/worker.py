@@ -99,7 +99,6 @@ async def _run(setup: Setup, go: Go, opened: OpenJob, connections: Connections, 
             RequestWriter(origin_of(settings.url), settings.access.headers),
             trace.write,
             t0_ns=t0_ns,
-            ends_ns=None if setup.ends_ms is None else t0_ns + round(setup.ends_ms * 1e6),
             parallel=setup.parallel,
             timeout_s=settings.timeout_s,
         )

@@ -21,7 +21,6 @@ from loadgen.sending.sender import Connections, Sender
 from measure.tally import Tally
 from tracefile.records.schema import Record
 from wire.alarm import Alarm, Clock
-from wire.errors import LossKind
 
 BUILD_AHEAD_NS = 50_000_000
 """Time from building to sending: late enough that most parents of a replay have ended."""
@@ -59,7 +58,7 @@ class PlanRun:
         self._upcoming: list[Order] = []
         """Requests to build."""
         self._ended: deque[Exchange] = deque()
-        self._halting = self._turning = False
+        self._turning = False
         self._sender = Sender(
             connections,
             self._on_ended,
@@ -68,7 +67,7 @@ class PlanRun:
             timeout_ns=None if timeout_s is None else round(timeout_s * 1e9),
             clock=clock,
         )
-        self._alarm, self._deadline = Alarm(self._turn, clock), Alarm(self._cancel, clock)
+        self._alarm = Alarm(self._turn, clock)
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[None] = self._loop.create_future()
         self.stopped: str | None = None
@@ -86,14 +85,16 @@ class PlanRun:
         return self._sender.delays_ms
 
     def start(self) -> None:
-        self._deadline.set(self._ends_ns)
         self._turn()
 
     def stop(self, reason: str) -> None:
         """Send nothing more, and abort the requests in flight."""
         if self.stopped is None:
             self.stopped = reason
-            self._halt()
+            self._roots = iter(())
+            self._upcoming.clear()
+            self._sender.halt()
+            self._turn_soon()
 
     def fail(self, error: Exception) -> None:
         self.stopped = self.stopped or "failed"
@@ -101,8 +102,8 @@ class PlanRun:
             self.over.set_exception(error)
 
     def close(self) -> None:
-        for each in (self._alarm, self._deadline, self._sender):
-            each.close()
+        self._alarm.close()
+        self._sender.close()
 
     def count(self) -> Tally:
         """Return the tally as it is now."""
@@ -182,7 +183,7 @@ class PlanRun:
         """Read the response, plan the follow-ups, write the record."""
         order = exchange.order
         response = response_of(exchange, self._t0_ns)
-        if not self._halting:
+        if self.stopped is None:
             follow_ups = order.send.then(response)
             for follow_up in follow_ups:
                 self._add(follow_up, exchange.end_ns, response.end_ms)
@@ -210,15 +211,3 @@ class PlanRun:
         left = self._upcoming or self._ended or self._sender.waiting or self._sender.in_flight
         if not left and not self.over.done():
             self.over.set_result(None)
-
-    def _cancel(self) -> None:
-        """End the run at its deadline, as planned: unlike ``stop``, nothing was cut short."""
-        self._halt("deadline")
-
-    def _halt(self, kind: LossKind | None = None) -> None:
-        self._roots = iter(())
-        self._upcoming.clear()
-        if not self._halting:
-            self._halting = True
-            self._sender.halt(kind)
-        self._turn_soon()

@@ -12,7 +12,6 @@ from loadgen.sending.exchange import Exchange, Order
 from wire.alarm import Alarm, Clock
 from wire.client.connection import ServerConnection
 from wire.client.pool import ConnectError, ConnectionPool
-from wire.errors import LossKind
 
 SPARE = 4
 """Idle connections kept open beyond those in use."""
@@ -152,13 +151,13 @@ class Sender:
         heapq.heappush(self._upcoming, order)
         self._advance()
 
-    def halt(self, kind: LossKind | None = None) -> None:
-        """Start nothing more; abort the requests in flight, with this error."""
+    def halt(self) -> None:
+        """Start nothing more; abort the requests in flight."""
         self._upcoming.clear()
         self._held.clear()
         self.waiting_bytes = 0
         for exchange in list(self._in_flight.values()):
-            exchange.give_up("client_abort", kind)
+            exchange.give_up("client_abort", None)
 
     def close(self) -> None:
         self._alarm.close()

@@ -1,7 +1,6 @@
 """Flags of every command that prints a run's metrics: SLOs, and the number of GPUs."""
 
 import argparse
-from pathlib import Path
 from typing import Final
 
 from tracefile.records.errors import InputError
@@ -11,16 +10,15 @@ EXAMPLE: Final = "ttft.p99<=500ms"
 MOST_DRAWS: Final = 100_000
 
 
-def add_slo_arguments(parser: argparse._ActionsContainer, label: str = "") -> None:
-    """Add ``--slo`` and ``--slo-file``; ``label``: the form's beginning where there are several traces."""
+def add_slo_arguments(parser: argparse._ActionsContainer) -> None:
+    """Add ``--slo``."""
     parser.add_argument(
         "--slo",
         action="append",
         default=[],
         metavar="EXPRESSION",
-        help=f"exit 1 unless {label}[COHORT.]metric.pNN<=LIMIT holds, as {EXAMPLE} (repeatable)",
+        help=f"exit 1 unless [COHORT.]metric.pNN<=LIMIT holds, as {EXAMPLE} (repeatable)",
     )
-    parser.add_argument("--slo-file", type=Path, help="TOML file of SLOs (docs/metrics.md)")
 
 
 def add_gpus_argument(parser: argparse._ActionsContainer) -> None:

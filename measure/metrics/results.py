@@ -236,7 +236,6 @@ class SloResult(msgspec.Struct, frozen=True, kw_only=True):
     """An SLO and what was found."""
 
     slo: str
-    name: str | None
     value: float
     unit: str
     met: bool

@@ -1,16 +1,12 @@
 """SLOs on a run: thresholds in the one grammar, such as ``ttft.p99<=500ms`` or ``session.ttfat.p90<=20s``."""
 
-import tomllib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 
 from measure.cohorts import cohort_rows, own_traits
 from measure.metrics.client import lag_ms_of
-from measure.metrics.flags import EXAMPLE
 from measure.metrics.requests import PER_GAP, REQUEST_METRICS, known, success
 from measure.metrics.results import WINDOWS, Goodput, SloResult, Workload
 from measure.metrics.sessions import SESSION_METRICS, measure_sessions
@@ -39,49 +35,22 @@ METRICS: Final = (*_OF_REQUEST, *_OF_SESSION, *RATES, "requests_per_s", *SHARES)
 """Names that an SLO may limit; longer ones stand in ``per_request``, ``per_session`` and ``workload``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """A threshold and, from a file, its name."""
-
-    threshold: Threshold
-    name: str | None = None
+def parse_slos(texts: Sequence[str], labels: Sequence[str] = ()) -> tuple[Threshold, ...]:
+    """Read the SLOs of ``--slo``; raises InputError for one that no trace could be judged by."""
+    return tuple(_parse(text, labels) for text in texts)
 
 
-def parse_slos(texts: Sequence[str], file: Path | None = None, labels: Sequence[str] = ()) -> tuple[Slo, ...]:
-    """Read the SLOs of ``--slo`` and of a TOML file; raises InputError for one that no trace could be judged by."""
-    found = [_parse("--slo", text, None, labels) for text in texts]
-    if file is not None:
-        found += [_parse(f"--slo-file {file}:", text, name, labels) for name, text in _read_file(file)]
-    return tuple(found)
-
-
-def _read_file(file: Path) -> Iterable[tuple[str | None, str]]:
-    """Read ``slos``: a list of thresholds, or a table from names to thresholds."""
-    try:
-        slos: Any = tomllib.loads(file.read_text(encoding="utf-8")).get("slos")
-    except OSError as error:
-        raise InputError(f"--slo-file {file}: {error.strerror or error}; expected a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"--slo-file {file}: {error}; expected TOML") from None
-    pairs: list[tuple[str | None, Any]] = []
-    if isinstance(slos, dict | list):
-        pairs = list(slos.items()) if isinstance(slos, dict) else [(None, one) for one in slos]
-    if not pairs or not all(isinstance(text, str) for _, text in pairs):
-        raise InputError(f'--slo-file {file}: slos: {slos!r:.60}; expected slos = ["{EXAMPLE}"], or a table of these')
-    return pairs
-
-
-def slos_of(label: str, slos: Sequence[Slo]) -> list[Slo]:
+def slos_of(label: str, slos: Sequence[Threshold]) -> list[Threshold]:
     """Return the SLOs on a label: its own, and those without one."""
-    return [slo for slo in slos if slo.threshold.label in (None, label)]
+    return [slo for slo in slos if slo.label in (None, label)]
 
 
-def _parse(flag: str, text: str, name: str | None, labels: Sequence[str]) -> Slo:
-    threshold = parse_threshold(flag, text, metrics=METRICS, labels=labels)
+def _parse(text: str, labels: Sequence[str]) -> Threshold:
+    threshold = parse_threshold("--slo", text, metrics=METRICS, labels=labels)
     fault = _fault(threshold)
     if fault:
-        raise InputError(f"{flag} {text}: {fault}")
-    return Slo(threshold, name)
+        raise InputError(f"--slo {text}: {fault}")
+    return threshold
 
 
 def _fault(threshold: Threshold) -> str | None:
@@ -110,20 +79,18 @@ def unit_of(metric: str) -> Unit:
     return "ms" if name.endswith("_ms") else "share" if metric in SHARES or "hit_rate" in name else "number"
 
 
-def check_slos(run: Run, slos: Sequence[Slo], workload: Workload) -> list[SloResult]:
+def check_slos(run: Run, slos: Sequence[Threshold], workload: Workload) -> list[SloResult]:
     """Judge each SLO; raises InputError naming a metric that the trace lacks."""
     return [_judge(run, slo, workload) for slo in slos]
 
 
-def _judge(run: Run, slo: Slo, workload: Workload) -> SloResult:
-    threshold = slo.threshold
+def _judge(run: Run, threshold: Threshold, workload: Workload) -> SloResult:
     found = _value(run, threshold, workload)
     if found is None:
         raise InputError(f"--slo {threshold.text}: {run.file} {_lack(run, threshold)}")
     value, n = found
     return SloResult(
         slo=threshold.text,
-        name=slo.name,
         value=value,
         unit=unit_of(threshold.metric),
         met=threshold.holds(value),
@@ -148,12 +115,12 @@ _NEEDED: Final = {
 """Fields that each metric is made of, and the way to a trace with them."""
 
 
-def refuse_without_streams(slos: Sequence[Slo]) -> None:
+def refuse_without_streams(slos: Sequence[Threshold]) -> None:
     """Raise InputError for an SLO on a time that only streamed responses have, where none is to be streamed."""
     streamed = {name for names, told in _NEEDED.items() if "streamed" in told for name in names}
     for slo in slos:
-        if slo.threshold.metric in streamed:
-            raise InputError(f"--slo {slo.threshold.text}: needs streams; expected no --no-stream, or a limit on e2e")
+        if slo.metric in streamed:
+            raise InputError(f"--slo {slo.text}: needs streams; expected no --no-stream, or a limit on e2e")
 
 
 def _lack(run: Run, threshold: Threshold) -> str:
@@ -206,13 +173,9 @@ def _sample_of(run: Run, threshold: Threshold) -> FloatArray:
     return _COLUMNS[_OF_REQUEST[metric]](run)
 
 
-def goodput(run: Run, slos: Sequence[Slo]) -> Goodput | None:
+def goodput(run: Run, slos: Sequence[Threshold]) -> Goodput | None:
     """Count completed requests that keep the limit of every SLO on a metric with a value a request."""
-    limits = [
-        slo.threshold
-        for slo in slos
-        if slo.threshold.metric in _OF_REQUEST and _OF_REQUEST[slo.threshold.metric] not in PER_GAP
-    ]
+    limits = [slo for slo in slos if slo.metric in _OF_REQUEST and _OF_REQUEST[slo.metric] not in PER_GAP]
     if not limits:
         return None
     good = run.ok.copy()

@@ -257,11 +257,7 @@ def health_lines(checks: Sequence[HealthCheck]) -> list[str]:
 
 def slo_lines(results: Sequence[SloResult]) -> list[str]:
     """Return a line for each SLO."""
-    return [
-        f"SLO {'met' if one.met else 'MISSED'}: {f'{one.name}: ' if one.name else ''}{one.slo} "
-        f"({_slo_value(one)} of {one.n:,})"
-        for one in results
-    ]
+    return [f"SLO {'met' if one.met else 'MISSED'}: {one.slo} ({_slo_value(one)} of {one.n:,})" for one in results]
 
 
 def _slo_value(result: SloResult) -> str:

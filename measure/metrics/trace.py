@@ -12,10 +12,11 @@ from measure.metrics.hits import count_hits, measure_prefill, measure_upstreams
 from measure.metrics.requests import REQUEST_METRICS, request_counts
 from measure.metrics.results import SessionCounts, TraceMetrics
 from measure.metrics.sessions import SESSION_METRICS, measure_sessions
-from measure.metrics.slos import Slo, check_slos, goodput
+from measure.metrics.slos import check_slos, goodput
 from measure.metrics.statistics import statistics_of
 from measure.metrics.workload import measure_workload
 from measure.runs import Run, load_run
+from measure.thresholds import Threshold
 
 if TYPE_CHECKING:
     from measure.metrics.prefixcache import CacheStudy
@@ -39,7 +40,7 @@ def measure_run(
     run: Run,
     *,
     gpus: int | None = None,
-    slos: Sequence[Slo] = (),
+    slos: Sequence[Threshold] = (),
     study: "CacheStudy | None" = None,
 ) -> TraceMetrics:
     """Measure a run; raises InputError if it lacks the metric of an SLO. ``gpus``: null for the header's number.

@@ -11,12 +11,13 @@ import msgspec
 
 from measure.cohorts import ALL
 from measure.metrics.results import TraceMetrics
-from measure.metrics.slos import Slo, slos_of
+from measure.metrics.slos import slos_of
 from measure.metrics.statistics import statistic
 from measure.metrics.trace import measure_run, read_run
 from measure.quantiles import quantile
 from measure.resampling import t_quantile
 from measure.sweepindex import INDEX, read_sweep
+from measure.thresholds import Threshold
 from measure.wording import duration, factor, listed
 from report.grid.points import LATENCY, PER_GPU, THROUGHPUT, Grid, Measure, Point, Span, pareto_set, workload_of
 from tracefile.records.errors import InputError
@@ -50,7 +51,7 @@ class SweptRun:
         return self.label.rpartition("/")[0]
 
 
-def read_grid(folders: Sequence[Path], slos: Sequence[Slo], gpus: int | None) -> Grid:
+def read_grid(folders: Sequence[Path], slos: Sequence[Threshold], gpus: int | None) -> Grid:
     """Read and measure the runs of the folders; raises InputError if none is done."""
     runs: list[SweptRun] = []
     notes: list[str] = []

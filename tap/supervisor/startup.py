@@ -12,8 +12,8 @@ import msgspec
 from engines.control import PAGE_TIMEOUT_S, ControlClient
 from engines.dialect import DialectName
 from engines.facts import EngineFacts
-from engines.readiness import Readiness, readiness_notes, readiness_of, target_words
-from engines.recognition import DIALECTS
+from engines.readiness import Target, with_cache
+from engines.recognition import DIALECTS, Recognised
 from engines.tokenization import LOADING, tokenizer_problem
 from tap.ipc.messages import RecorderSetup, WorkerSetup
 from tap.ipc.settings import AUTO, NAMED_TOKENIZERS, Settings
@@ -38,20 +38,20 @@ async def probe_engine(settings: Settings, facts: EngineFacts, origin: Origin) -
 
 def _probed(settings: Settings, facts: EngineFacts, origin: Origin) -> tuple[Settings, str, Sequence[str]]:
     known = settings.dialect or facts.dialect
-    readiness, why = Readiness(DIALECTS[known or "openai"]), ""
+    found = Recognised(DIALECTS[known or "openai"], "" if known else "no evidence of another engine")
+    target, why = Target(str(origin), settings.model or facts.model, found, facts), ""
     with ControlClient(str(origin), settings.access, timeout_s=PAGE_TIMEOUT_S) as control:
         if settings.engine_facts:
-            readiness = readiness_of(control, readiness.dialect, facts)
+            target = with_cache(control, target)
         if settings.tokenizer == AUTO:
             tokenizer, why = _tokenizer(settings, facts, control)
             settings = msgspec.structs.replace(settings, tokenizer=tokenizer)
-    evidence = "" if known else "no evidence of another engine"
-    words = [*target_words(str(origin), settings.model or facts.model, facts, readiness, evidence)[1:]]
-    words.append(f"tokenizer {settings.tokenizer}{why}")
+    words = [*target.words()[1:], f"tokenizer {settings.tokenizer}{why}"]
     if settings.inject and known and (asked := settings.inject & DIALECTS[known].injectable):
         words.append(f"asks for {' and '.join(sorted(asked))}")
     is_without = settings.tokenizer == "ids" and why and not settings.inject_auto
-    notes = readiness_notes(readiness) + ([WITHOUT_TOKENIZER] if is_without else [])
+    notes = [] if not settings.engine_facts else [*target.load_notes(), *target.cache_notes()]
+    notes += [WITHOUT_TOKENIZER] if is_without else []
     return settings, " · ".join(words), notes + _not_asked(settings, known)
 
 

@@ -13,7 +13,8 @@ from engines.facts import (
     read_facts,
     settings_pages,
 )
-from engines.readiness import Readiness, target_words
+from engines.readiness import Target
+from engines.recognition import Recognised
 from engines.vllm import VLLM
 from tracefile.records.schema import Engine
 
@@ -47,7 +48,7 @@ def test_the_embedded_engine_has_its_own_name_and_vllms_dialect() -> None:
     version = '{"version": "0.1.0", "engine": "kvtape sim"}'
     facts = read_facts(version, METRICS, MODELS)
     assert (facts.engine.name, facts.engine.version, facts.dialect) == ("kvtape sim", "0.1.0", "vllm")
-    words = target_words("http://h:1", "tiny", facts, Readiness(VLLM), "its metrics are vllm:…")
+    words = Target("http://h:1", "tiny", Recognised(VLLM, "its metrics are vllm:…"), facts).words()
     assert words[2] == "kvtape sim 0.1.0 (its metrics are vllm:…)"
     assert describe_engine('{"version": "1", "engine": "v1"}', parse_metrics(METRICS), MODELS).name == "vllm"
 

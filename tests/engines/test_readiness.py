@@ -1,14 +1,15 @@
-"""State of an engine before a run: what each says of itself, and what the user reads of it."""
+"""An engine before a run: what each says of itself, and what the user reads of it."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from engines.dialect import Dialect, Response
-from engines.facts import read_facts
+from engines.facts import EngineFacts, read_facts
 from engines.llamacpp import LLAMA_CPP
-from engines.readiness import Readiness, readiness_notes, readiness_of
-from engines.recognition import DIALECTS
+from engines.readiness import Target, with_cache
+from engines.recognition import DIALECTS, Recognised
 from engines.sglang import SGLANG
 from engines.trtllm import TENSORRT_LLM
 from engines.vllm import VLLM
@@ -39,6 +40,14 @@ class Answers:
         return self.answers.get(f"{method} {path}", (404, ""))
 
 
+def asked(control: Any, dialect: Dialect, facts: EngineFacts) -> Target:
+    return with_cache(control, target(dialect, facts))
+
+
+def target(dialect: Dialect, facts: EngineFacts, reports_cached: bool | None = None) -> Target:
+    return Target("http://h:1", "tiny", Recognised(dialect, ""), facts, reports_cached)
+
+
 NO_ACTION = "POST /slots/0?action=none"
 
 
@@ -64,7 +73,7 @@ def test_each_engine_tells_by_harmless_calls(
     dialect: Dialect, answers: dict[str, tuple[int, str]], reports_cached: bool | None, has_reset: bool | None
 ) -> None:
     control = Answers(answers)
-    found = readiness_of(control, dialect, read_facts("", "", ""))
+    found = asked(control, dialect, read_facts("", "", ""))
     assert (found.reports_cached, found.has_reset) == (reports_cached, has_reset)
     # No generation, and no reset: vLLM's is a POST, SGLang's a GET too, llama.cpp's an action of its own.
     assert set(control.asked) <= {"GET /reset_prefix_cache", "GET /v1/models", "GET /server_info", NO_ACTION}
@@ -76,10 +85,14 @@ vllm:num_requests_running{engine="1"} 1.0
 vllm:num_requests_waiting 4.0
 vllm:cache_config_info{block_size="32",enable_prefix_caching="False"} 1.0
 """
-    found = readiness_of(Answers({}), VLLM, read_facts("", metrics, ""))
-    assert (found.running, found.waiting, found.caches_prefixes) == (3, 4, False)
-    assert len(readiness_notes(found)) == 2
-    assert readiness_notes(Readiness(VLLM, running=0, waiting=0)) == []
-    assert readiness_notes(Readiness(SGLANG, reports_cached=False)) == [
+    found = asked(Answers({}), VLLM, read_facts("", metrics, ""))
+    assert found.notes() == [
+        "the engine is not idle: 3 requests running, 4 waiting before the first; times and hits will not be this "
+        "load's alone",
+        "the engine's prefix cache is off: no request can hit it",
+    ]
+    idle = read_facts("", "", '{"data": [{"id": "tiny"}]}')
+    assert target(VLLM, idle).notes() == []
+    assert target(SGLANG, idle, reports_cached=False).notes() == [
         "the engine reports no cached tokens: hits stay unknown; start sglang with --enable-cache-report"
     ]

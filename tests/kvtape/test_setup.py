@@ -11,8 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from engines.access import Access
+from engines.dialect import Dialect
+from engines.facts import read_facts
 from engines.llamacpp import LLAMA_CPP
-from engines.readiness import Readiness
+from engines.readiness import Target
+from engines.recognition import Recognised
 from engines.vllm import VLLM
 from kvtape.__main__ import main
 from kvtape.completion import parser_of, whole_parser
@@ -97,6 +100,10 @@ def check(name: str, capsys: pytest.CaptureFixture[str], *argv: str) -> list[str
     return next(each[1:] for each in json.loads(capsys.readouterr().out)["checks"] if each[0] == name)
 
 
+def target(dialect: Dialect, **told: bool) -> Target:
+    return Target("http://h:1", "tiny", Recognised(dialect, ""), read_facts("", "", ""), **told)
+
+
 CANNOT_TELL = "ns; cannot tell here if a time server sets it, because {}; on the host run timedatectl"
 
 
@@ -132,24 +139,24 @@ def test_doctor_judges_the_clock_by_all_that_tells(
 @pytest.mark.parametrize(
     ("name", "ready", "found"),
     [
-        ("cache", Readiness(VLLM, reports_cached=True), ["ok", ""]),
+        ("cache", target(VLLM, reports_cached=True), ["ok", ""]),
         (
             "cache",
-            Readiness(VLLM),
+            target(VLLM),
             ["look", "kvtape doctor --probe tries it with two requests; it needs --enable-prompt-tokens-details"],
         ),
-        ("reset", Readiness(LLAMA_CPP, has_reset=True), ["ok", ""]),
-        ("reset", Readiness(VLLM, has_reset=False), ["look", "start it with VLLM_SERVER_DEV_MODE=1"]),
+        ("reset", target(LLAMA_CPP, has_reset=True), ["ok", ""]),
+        ("reset", target(VLLM, has_reset=False), ["look", "start it with VLLM_SERVER_DEV_MODE=1"]),
     ],
 )
 def test_doctor_tells_of_cached_tokens_and_the_reset(
     name: str,
-    ready: Readiness,
+    ready: Target,
     found: list[str],
     sim_server: str,
     request: pytest.FixtureRequest,
 ) -> None:
-    request.getfixturevalue("monkeypatch").setattr("kvtape.doctor.readiness.readiness_of", lambda *_: ready)
+    request.getfixturevalue("monkeypatch").setattr("kvtape.doctor.readiness.look_at", lambda *_: ready)
     assert check(name, request.getfixturevalue("capsys"), "--url", sim_server)[::2] == found
 
 

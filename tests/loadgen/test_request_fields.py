@@ -64,16 +64,6 @@ def test_sessions_are_named_in_the_header_that_a_router_reads(engine: Any, tmp_p
             replay([str(tmp_path / "t"), *to(engine, tmp_path / "u", *config(name))])
 
 
-def test_a_hard_end_cancels_and_counts(engine: Any, tmp_path: Path) -> None:
-    engine.stalls = True
-    flags = ("--parallel", "3", "--duration", "1s", "--at-end", "cancel", "--turns", "2", "--procs", "2")
-    assert main(to(engine, tmp_path / "t", *flags)) == 1  # nothing ended well: the engine stalls
-    meta, records = load_trace(tmp_path / "t")
-    assert [(record.status, record.error) for record in records] == [("client_abort", "deadline")] * 3
-    assert meta.workload is not None
-    assert meta.workload.extra["at_end"] == "cancel"
-
-
 @pytest.mark.vllm
 @pytest.mark.skipif("KVTAPE_VLLM" not in os.environ, reason="no running vLLM; `make test-vllm` starts one")
 @pytest.mark.parametrize("api", ["completions", "chat", "responses", "messages"])

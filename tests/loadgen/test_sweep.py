@@ -104,7 +104,7 @@ def test_each_run_is_a_command_of_its_own() -> None:
 @pytest.mark.parametrize(
     "load",
     [
-        "--rate 2 --pattern gamma --burstiness 0.5 --number 9 --turns 3 --think 2s",
+        "--rate 2 --pattern multiturn --number 9 --turns 3 --think 2s",
         "--parallel 2 --dataset trace:data/captures/128x2/session-fast.jsonl.zst --turns 4:9 --think 1s",
     ],
 )

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +13,6 @@ from loadgen.plan.arrivals import (
     before,
     evenly,
     exponentially,
-    gamma,
-    gamma_spaced,
     rate_profile,
 )
 
@@ -40,14 +37,6 @@ def test_constant_arrivals_do_not_drift() -> None:
 
 def test_poisson_arrivals_are_these_on_every_machine() -> None:
     assert first(4, at_rate(exponentially(seed=7), rate_profile([(0, 2)]))) == [21_696, 417_983, 996_374, 1_012_244]
-
-
-@pytest.mark.parametrize("shape", [0.3, 1.0, 2.5, 40.0])
-def test_gamma_numbers_are_gamma_distributed(shape: float) -> None:
-    from scipy import stats
-
-    drawn = gamma(5, np.arange(20_000, dtype=np.uint64), shape)
-    assert stats.kstest(drawn, stats.gamma(shape).cdf).pvalue > 0.001
 
 
 @given(
@@ -75,7 +64,3 @@ def test_a_changing_poisson_process_is_poisson_in_its_own_time() -> None:
     # Its expected counts at the arrivals must be a unit Poisson process again.
     counts = np.interp(arrivals, [0, 100, 200, 300], [0, 100, 1100, 11_100])
     assert stats.kstest(np.diff([0, *counts]), stats.expon.cdf).pvalue > 0.001
-
-
-def test_gamma_arrivals_are_these_on_every_machine() -> None:
-    assert first(4, at_rate(gamma_spaced(7, 0.5), rate_profile([(0, 2)]))) == [1_692, 554_895, 2_127_768, 2_849_302]

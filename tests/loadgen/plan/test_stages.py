@@ -134,7 +134,6 @@ def test_the_digest_is_this_on_every_machine() -> None:
         ("--prompt-tokens 500", "--prompt-tokens: 500; expected LOW:HIGH"),
         ("--prompt-tokens 500:1000", "--prompt-tokens: 500:1000; expected LOW:HIGH .* HIGH at least 8 LOW"),
         ("--procs 2", "--ray, --procs: with --pattern calibration"),
-        ("--at-end cancel", "--at-end: cancel with --pattern calibration"),
     ],
 )
 def test_flags_that_would_make_it_another_load_are_refused(text: str, message: str) -> None:

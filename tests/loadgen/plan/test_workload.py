@@ -104,13 +104,10 @@ OPEN = ["--rate", "1", "--number", "1"]
     ("argv", "message"),
     [
         (["--rate", "1"], "--duration, --number: both missing"),
-        (["--pattern", "gamma", "--burstiness", "2", "--number", "1"], "--rate: missing"),
         (["--rate", "1e300", "--number", "1"], "--rate: 1e+300; expected at most 1,000,000 a second"),
         ([*OPEN, "--prompt-tokens", "9:3"], "--prompt-tokens: '9:3'"),
         ([*OPEN, "--prefix-count", "2"], "2 prefixes of 0 tokens"),
-        ([*OPEN, "--burstiness", "2"], "--burstiness: expected it with --pattern gamma"),
         (["--pattern", "series", "--number", "1"], "--rate-series: expected it with --pattern series"),
-        ([*CLOSED, "--at-end", "cancel"], "--at-end: cancel without a time; expected --duration"),
     ],
 )
 def test_bad_flags_are_named(argv: list[str], message: str) -> None:

@@ -18,10 +18,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-def progress_of(
-    workers: int, planned: int | None = None, last_send_s: float | None = None, ends_s: float | None = None
-) -> RunProgress:
-    return RunProgress(0, workers, planned=planned, last_send_s=last_send_s, ends_s=ends_s)
+def progress_of(workers: int, planned: int | None = None, last_send_s: float | None = None) -> RunProgress:
+    return RunProgress(0, workers, planned=planned, last_send_s=last_send_s)
 
 
 def told(started: int, ok: int, error: int = 0, ttft_ms: tuple[float, ...] = ()) -> Progress:

@@ -1,7 +1,6 @@
 """SLOs: their grammar, their values on a trace, goodput, and what a trace cannot be judged by."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -62,17 +61,6 @@ def test_goodput_counts_requests_that_keep_every_limit() -> None:
     assert good.goodput.requests_per_s == 6 / 9.5
     assert good.goodput.completion_tps == 18 / 9.5
     assert measure_run(RUN, slos=parse_slos(["success>=1%"])).workload.goodput is None
-
-
-def test_slos_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "slo.toml"
-    file.write_text('slos = ["ttft.p99<=1s"]\n')
-    assert [(one.name, one.threshold.text) for one in parse_slos(["success>=1%"], file)] == [
-        (None, "success>=1%"),
-        (None, "ttft.p99<=1s"),
-    ]
-    file.write_text('[slos]\n"first token" = "ttft.p99<=1s"\n')
-    assert [(one.name, one.threshold.text) for one in parse_slos([], file)] == [("first token", "ttft.p99<=1s")]
 
 
 @pytest.mark.parametrize(
