@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +21,6 @@ from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
 from tracefile.records.arrays import IntArray
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
 class FleetEngine:
@@ -39,35 +36,25 @@ def routed_requests(arrivals: Arrivals, block_size: int) -> list[Routed]:
     """Return the requests of a workload as a router sees them."""
     starts = np.cumsum(arrivals.known) - arrivals.known
     ends = starts + np.minimum(arrivals.known, arrivals.prompt_tokens // block_size)
-    keys = arrivals.hashes.data
-    return list(
-        zip(
-            [None if word is None else word.encode() for word in _words(arrivals, "session_id")],
-            [keys[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)],
-            repeat(float(block_size), len(arrivals)),
-            arrivals.prompt_tokens.tolist(),
-            _numbers(arrivals, "max_tokens"),
-            _numbers(arrivals, "turn"),
-            strict=True,
-        )
+    limits, turns = (
+        _in_order(arrivals, [source.numbers(name).tolist() for source in arrivals.sources])
+        for name in ("max_tokens", "turn")
     )
+    sessions = _in_order(arrivals, [source.words("session_id") for source in arrivals.sources])
+    columns = (sessions, starts.tolist(), ends.tolist(), arrivals.prompt_tokens.tolist(), limits, turns)
+    keys, block_tokens = arrivals.hashes.data, float(block_size)
+    return [
+        (word if word is None else word.encode(), keys[start:end], block_tokens, tokens, limit or None, turn or None)
+        for word, start, end, tokens, limit, turn in zip(*columns, strict=True)
+    ]
 
 
 def upstreams_of(arrivals: Arrivals) -> list[str | None]:
     """Return the server of each request in the capture."""
-    return _words(arrivals, "upstream")
+    return _in_order(arrivals, [source.words("upstream") for source in arrivals.sources])
 
 
-def _words(arrivals: Arrivals, name: str) -> list[str | None]:
-    return _in_order(arrivals, [source.words(name) for source in arrivals.sources])
-
-
-def _numbers(arrivals: Arrivals, name: str) -> list[int | None]:
-    numbers = _in_order(arrivals, [source.numbers(name).tolist() for source in arrivals.sources])
-    return [number or None for number in numbers]
-
-
-def _in_order(arrivals: Arrivals, columns: Sequence[Sequence[T]]) -> list[T]:
+def _in_order(arrivals: Arrivals, columns: list[Any]) -> list[Any]:
     """Return a field of the requests; ``columns``: that of each source."""
     return [columns[source][row] for source, row in zip(arrivals.source.tolist(), arrivals.rows.tolist(), strict=True)]
 
@@ -117,13 +104,7 @@ class FleetLoad:
         return traffic_of([life.engine for life in self.fleet.lives], [life.engine for life in self.fleet.current])
 
     def _results_in(self, places: IntArray, life: Life, upstream: str | None) -> EngineResults:
-        served = []
-        for place in places.tolist():
-            request = self.requests[place]
-            one = request.served or request
-            one.outcome, one.arrival_ms, one.num_seen = request.outcome, request.arrival_ms, request.num_seen
-            one.ttft_ms, one.e2e_ms = request.ttft_ms, request.e2e_ms
-            served.append(one)
+        served = [self.requests[place].as_served() for place in places.tolist()]
         return EngineResults(served, places, life.engine.seen_ms, upstream)
 
 
