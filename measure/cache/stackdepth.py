@@ -56,13 +56,12 @@ class LruStack:
             requests[hits] += 1
             self._touch(blocks, first, end)
 
-    def access_depths(self, blocks: vec[i64], starts: vec[i64]) -> tuple[vec[i64], vec[i64], vec[i64]]:
-        """Return of each access its depth, the block's last touch, and 1 if the request has named the block already.
+    def access_depths(self, blocks: vec[i64], starts: vec[i64]) -> tuple[vec[i64], vec[i64]]:
+        """Return of each access its depth and the block's last touch.
 
         Depth 0 and touch −1: never touched before.
         """
         depths, touches = repeated_byte(b"\0", len(blocks)), repeated_byte(b"\xff", len(blocks))
-        repeated = repeated_byte(b"\0", len(blocks))
         for request in range(i64(len(starts) - 1)):
             first = starts[request]
             end = starts[request + 1]
@@ -76,10 +75,7 @@ class LruStack:
                     depths[index] = depth
                     touches[index] = touched_at
             self._touch(blocks, first, end)
-            for index in range(first, end):
-                if blocks[index] >= 0 and self.touched_at[blocks[index]] != self._now - 1 - (index - first):
-                    repeated[index] = 1
-        return depths, touches, repeated
+        return depths, touches
 
     def _last_touch(self, block: i64) -> i64:
         return self.touched_at[block] if block >= 0 else -1

@@ -24,8 +24,8 @@ def bench_hour(trace: Path, model: Model, runs: int) -> Figures:
         run = EngineRun(arrivals, model.engine, model, 0, None)
         walls.append(perf_counter() - wall)
         cpus.append(process_time() - cpu)
-    results = list(run.results())
-    ttfts_ms = [one.request.ttft_ms for one in results if not isnan(one.request.ttft_ms)]
+    requests = run.results().requests()
+    ttfts_ms = [one.ttft_ms for one in requests if not isnan(one.ttft_ms)]
     return {
         "hour_run_wall_s": round(median(walls[1:]), 4),
         "hour_run_cpu_s": round(median(cpus[1:]), 4),
@@ -33,7 +33,7 @@ def bench_hour(trace: Path, model: Model, runs: int) -> Figures:
         "hour_run_least_cpu_s": round(min(cpus), 4),
         "requests": len(arrivals),
         "steps": run.engine_steps,
-        "hit_tokens": sum(max(int(one.request.cached_tokens), 0) for one in results),
+        "hit_tokens": sum(max(int(one.cached_tokens), 0) for one in requests),
         "preemptions": run.preemptions,
         "mean_ttft_ms": round(sum(ttfts_ms) / max(len(ttfts_ms), 1), 3),
     }

@@ -14,8 +14,8 @@ from sim.engine.deployment import Deployment
 from sim.engine.fleetplan import fleet_plan
 from sim.engine.fleetrun import engines_of, run_fleet
 from sim.engine.fleets import routed_load
-from sim.engine.results import RequestResult
 from sim.engine.run import EngineRun, read_arrivals
+from sim.engine.simulatedrequest import SimulatedRequest
 from sim.latency.modelfile import Model, make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -50,7 +50,7 @@ def _bench_both(  # noqa: PLR0917 - one for each side's need
     engine: EngineConfig,
     options: dict[str, object],
     runs: int,
-    ours: "partial[list[RequestResult]]",
+    ours: "partial[list[SimulatedRequest]]",
 ) -> Figures:
     theirs = [_replay(python, trace, _settings(engine), options) for _ in range(runs)]
     figures = {
@@ -61,9 +61,9 @@ def _bench_both(  # noqa: PLR0917 - one for each side's need
         **measure(name, runs, ours),
     }
     ended = ours()
-    ttfts_ms = [one.request.ttft_ms for one in ended if not isnan(one.request.ttft_ms)]
+    ttfts_ms = [one.ttft_ms for one in ended if not isnan(one.ttft_ms)]
     return figures | {
-        f"{name}_hit_tokens": sum(max(int(one.request.cached_tokens), 0) for one in ended),
+        f"{name}_hit_tokens": sum(max(int(one.cached_tokens), 0) for one in ended),
         f"{name}_mean_ttft_ms": round(sum(ttfts_ms) / len(ttfts_ms), 3),
         f"{name}_dynamo_over_ours": round(figures[f"{name}_dynamo_least_cpu_s"] / figures[f"{name}_cpu_s"], 2),
     }
@@ -84,16 +84,16 @@ def _read(trace: Path, engine: EngineConfig) -> Arrivals:
         return read_arrivals(reader, engine, argparse.Namespace(trace=trace, cold_prompts=False, replay_sessions=False))
 
 
-def _run_engine(trace: Path, model: Model) -> list[RequestResult]:
-    return list(EngineRun(_read(trace, model.engine), model.engine, model, None, None).results())
+def _run_engine(trace: Path, model: Model) -> list[SimulatedRequest]:
+    return EngineRun(_read(trace, model.engine), model.engine, model, None, None).results().requests()
 
 
-def _run_fleet(trace: Path, model: Model, route: str) -> list[RequestResult]:
+def _run_fleet(trace: Path, model: Model, route: str) -> list[SimulatedRequest]:
     arrivals, plan = _read(trace, model.engine), fleet_plan(str(REPLICAS), route, [], list)
     assert plan is not None
     engines = engines_of(plan, [model], lambda one: one.engine, Deployment())
     load = routed_load(arrivals, model.engine.block_size)
-    return list(run_fleet(arrivals, load, engines, plan, None).results())
+    return run_fleet(arrivals, load, engines, plan, None).results().requests()
 
 
 def _replay(python: Path, trace: Path, settings: dict[str, object], options: dict[str, object]) -> Figures:

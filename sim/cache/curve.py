@@ -24,14 +24,11 @@ GIB = 2**30
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.window == 0.0:
-        raise InputError("--window: 0; expected a positive duration, such as 60s")
     block_size, cache_tokens = parse_block_size(arguments.block_size), parse_numbers(arguments.cache_tokens)
     kv_bytes = _kv_bytes(arguments)
-    needs_times = arguments.window is not None
-    accesses = workload_accesses.read_accesses(arguments.trace, block_size, needs_times=needs_times)
+    accesses = workload_accesses.read_accesses(arguments.trace, block_size, needs_times=arguments.reuse)
     curve = hitcurve.hit_curve(accesses)
-    reuse = reusing.measure_reuse(accesses, 1e3 * arguments.window) if needs_times else None
+    reuse = reusing.measure_reuse(accesses) if arguments.reuse else None
     html = page_path(arguments, [arguments.trace])
     if html is not None:
         write_page(html, pages.curve_page(str(arguments.trace), curve, kv_bytes))

@@ -6,12 +6,11 @@ from pathlib import Path
 from measure.metrics.flags import add_kv_bytes_argument
 from report.output import add_page_argument
 from sim.cache.poolflags import add_trace_flags
-from tracefile.commandline.durations import duration
 
 EPILOG = """\
 examples:
   sim curve monday.jsonl.zst --cache-tokens 100000,400000
-  sim curve monday.jsonl.zst --window 60s --json > curve.json
+  sim curve monday.jsonl.zst --reuse --json > curve.json
 """
 
 
@@ -24,9 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model-config", type=Path, metavar="PATH", help="the same from a Hugging Face config.json or its folder"
     )
-    parser.add_argument(
-        "--window", type=duration, help="tables of reuse, too: times between uses, blocks used per window, such as 60s"
-    )
+    parser.add_argument("--reuse", action="store_true", help="times and distances between uses of a block, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the complete curve")
     add_page_argument(parser)
 

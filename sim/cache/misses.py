@@ -15,8 +15,6 @@ import numpy as np
 
 from measure.cache import interning
 from measure.table import table_lines
-from report.output import page_path, write_page
-from sim.cache import pages
 from sim.cache.pool import parse_block_size, parse_usable_blocks, size_text
 from sim.cache.results import Attribution, CauseShare
 from sim.vllm import kvcache
@@ -41,10 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         prompts = prompting.read_prompts(in_file_order(hashed_batches(reader)), chains)
     found = attribute(prompts, usable_blocks)
     found_json = {"kind": "misses", "trace": str(arguments.trace), **asdict(found)}
-    html = page_path(arguments, [arguments.trace])
     print(json.dumps(found_json) if arguments.json else describe(found))
-    if html is not None:
-        write_page(html, pages.misses_page(str(arguments.trace), found))
     return 0
 
 

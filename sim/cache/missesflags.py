@@ -2,7 +2,6 @@
 
 import argparse
 
-from report.output import add_page_argument
 from sim.cache.poolflags import add_pool_flags
 
 EPILOG = """\
@@ -14,7 +13,6 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pool_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_page_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -44,20 +44,6 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Blocks touched in one interval of time."""
-
-    start_ms: float
-    requests: int
-    accesses: int
-    distinct_blocks: int
-    """The working set: different blocks touched."""
-    new_blocks: int
-    seen_blocks: int
-    """Different blocks touched from the trace's beginning to the window's end: the content of an unlimited cache."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Reuse:
     """Reuse of one trace's blocks."""
 
@@ -69,5 +55,3 @@ class Reuse:
     levels: tuple[float, ...]
     time_ms: Distribution
     distance_blocks: Distribution
-    window_ms: float
-    windows: list[Window]

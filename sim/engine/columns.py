@@ -68,6 +68,7 @@ class ResultColumns:
         self.arrival_ms: vec[float] = vec[float]([request.arrival_ms for request in requests])
         self.ttft_ms: vec[float] = vec[float]([request.ttft_ms for request in requests])
         self.e2e_ms: vec[float] = vec[float]([request.e2e_ms for request in requests])
+        self.queue_ms: vec[float] = vec[float]([request.admitted_ms - request.entry_ms for request in requests])
 
 
 class TokenRuns:

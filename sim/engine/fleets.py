@@ -1,6 +1,6 @@
 """A fleet of engines on one workload: laid out, and the results of the requests."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,8 +12,8 @@ from measure.cache.vectors import floats, integers
 from sim.engine.deployment import Deployment
 from sim.engine.dispatch import Dispatch, RoutedLoad
 from sim.engine.fleet import NONE, Fleet, Life
-from sim.engine.results import RequestResult, results_of
-from sim.engine.simulatedrequest import AS_RECORDED, SimulatedRequest
+from sim.engine.results import EngineResults, Results
+from sim.engine.simulatedrequest import SimulatedRequest
 from sim.engine.simulation import make_engine, request_columns
 from sim.engine.tiers import TierTraffic, traffic_of
 from sim.latency.modelfile import Model
@@ -99,25 +99,22 @@ class FleetLoad:
         """Return the requests of a life as its engine has them."""
         return [one for request in self.requests if request.life == life.index and (one := request.served) is not None]
 
-    def results(self) -> Iterator[RequestResult]:
-        """Yield the results of all requests, which have ended."""
+    def results(self) -> Results:
+        """Return the results of all requests, which have ended."""
         life_of = self.life_of()
-        for life in self.fleet.lives:
-            name = self.engines[life.number].name
-            for result in self._results_in(np.flatnonzero(life_of == life.index), life):
-                result.record.upstream = name
-                yield result
-        for result in self._results_in(np.flatnonzero(life_of == NONE), self.fleet.lives[0]):
-            if result.request.outcome != AS_RECORDED:
-                result.record.upstream = None
-            yield result
+        engines = [
+            self._results_in(np.flatnonzero(life_of == life.index), life, self.engines[life.number].name)
+            for life in self.fleet.lives
+        ]
+        unserved = self._results_in(np.flatnonzero(life_of == NONE), self.fleet.lives[0], None)
+        return Results(self.arrivals, [*engines, unserved], is_fleet=True)
 
     @property
     def traffic(self) -> TierTraffic:
         """Traffic of the memory behind the pools."""
         return traffic_of([life.engine for life in self.fleet.lives], [life.engine for life in self.fleet.current])
 
-    def _results_in(self, places: IntArray, life: Life) -> Iterator[RequestResult]:
+    def _results_in(self, places: IntArray, life: Life, upstream: str | None) -> EngineResults:
         served = []
         for place in places.tolist():
             request = self.requests[place]
@@ -125,7 +122,7 @@ class FleetLoad:
             one.outcome, one.arrival_ms, one.num_seen = request.outcome, request.arrival_ms, request.num_seen
             one.ttft_ms, one.e2e_ms = request.ttft_ms, request.e2e_ms
             served.append(one)
-        return results_of(served, self.arrivals, places, life.engine.seen_ms)
+        return EngineResults(served, places, life.engine.seen_ms, upstream)
 
 
 def _make_life(  # noqa: PLR0917 - one for each side's need

@@ -14,6 +14,8 @@ ROUNDER: Final = 6755399441055744.0
 ZERO: Final = 48
 POINT: Final = 46
 COMMA: Final = 44
+OPEN: Final = 91
+CLOSE: Final = 93
 
 
 class GapTexts:
@@ -36,6 +38,7 @@ class GapTexts:
         ``runs``: first step and number of consecutive steps, each with a token, again and again.
         """
         writer = BytesWriter()
+        writer.append(OPEN)
         before: i64 = -1
         for index in range(0, len(runs), 2):
             first = runs[index]
@@ -43,7 +46,10 @@ class GapTexts:
                 write_gap(writer, self._seen_ms[first] - self._seen_ms[before])
             before = first + runs[index + 1] - 1
             writer.write(self._text[self._ends[first] : self._ends[before]])
-        return b"[" + writer.getvalue()[:-1] + b"]"
+        if len(writer) == 1:
+            return b"[]"
+        writer[len(writer) - 1] = CLOSE
+        return writer.getvalue()
 
 
 def write_gap(writer: BytesWriter, gap_ms: float) -> None:

@@ -1,15 +1,17 @@
 """Results of a simulated run as a trace: its header, and a record per request with predicted times."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cache
-from math import isnan
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from librt.vecs import vec
 
+from measure.cache.vectors import array_of
+from sim.engine.columns import ResultColumns
 from sim.engine.gaptexts import DECIMALS, GapTexts
 from sim.engine.simulatedrequest import (
     ABORTED,
@@ -25,101 +27,136 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.request import NOT_ADMITTED
 from sim.workload.arrivals import Arrivals
 from tracefile.commandline.parser import VERSION
-from tracefile.records.arrays import IntArray
+from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.schema import Engine as EngineInfo
 from tracefile.records.schema import Meta, Record, Workload
 
-
-class RequestResult(NamedTuple):
-    """A request that has ended, and what becomes its record."""
-
-    request: SimulatedRequest
-    record: Record
-    """Record as in the trace; its receiver may change it."""
-    number: int
-    """Place in the whole workload."""
-    think_ms: float
-    """NaN: it did not wait for a parent's end."""
-    itl_ms: msgspec.Raw
-    """Rounded, as JSON."""
-
-
-def results_of(
-    requests: Sequence[SimulatedRequest], arrivals: Arrivals, places: IntArray, seen_ms: vec[float]
-) -> Iterator[RequestResult]:
-    """Yield the results of requests that have ended; ``places``: theirs in ``arrivals``; ``seen_ms``: of their engine's
-    steps."""
-    texts = GapTexts(seen_ms)
-    columns = (arrivals.records(places), arrivals.numbers[places].tolist(), arrivals.think_ms[places].tolist())
-    for request, record, number, think_ms in zip(requests, *columns, strict=True):
-        request.close_run()
-        yield RequestResult(request, record, number, think_ms, msgspec.Raw(texts.array(request.token_runs)))
-
-
-def _rounded(time_ms: float) -> float | None:
-    return None if isnan(time_ms) else round(time_ms, DECIMALS)
-
-
 TOO_LONG = "exceeds_engine"
-FAILURES = {UNSERVABLE: TOO_LONG, PARENT_FAILED: "parent_failed", NO_ENGINE: "no_engine"}
-"""Errors of requests that no engine served, by outcome."""
+BY_FLEET = {LOST: "engine_died", NO_ENGINE: "no_engine"}
+FAILURES = {UNSERVABLE: TOO_LONG, PARENT_FAILED: "parent_failed", NO_ENGINE: BY_FLEET[NO_ENGINE]}
+"""Errors by outcome: of requests that failed by the fleet, and of those that no engine served."""
+SURE = 1e-3
+MOST_PARTS = 1e12
+"""How near a half, and of what size, a number may be rounded wrongly."""
+AT_ONCE = 1 << 10
+"""Requests whose columns become numbers at a time."""
 
 
-def finished_records(results: Iterable[RequestResult], block_size: int, *, keep_hashes: bool = True) -> list[Record]:
-    """Return the records in order of their ends, with the requests in flight at each arrival."""
-    made = [(result, _predicted(result, block_size, keep_hashes=keep_hashes)) for result in results]
-    made.sort(key=lambda each: (each[1].end_ms() or each[1].arrival_ms or 0.0, each[0].number))
-    came_ms = np.array([result.request.arrival_ms for result, _ in made])
-    went_ms = np.array([result.request.end_ms() for result, _ in made])
+class EngineResults(NamedTuple):
+    """Requests that have ended on one engine."""
+
+    requests: list[SimulatedRequest]
+    places: IntArray
+    """Their places in the workload's ``Arrivals``."""
+    seen_ms: vec[float]
+    """When clients see the tokens of each of the engine's steps."""
+    upstream: str | None = None
+    """Name of the engine in a fleet. None: no engine of the fleet got them."""
+
+
+class Results(NamedTuple):
+    """A workload that has ended."""
+
+    arrivals: Arrivals
+    engines: list[EngineResults]
+    is_fleet: bool = False
+
+    def requests(self) -> list[SimulatedRequest]:
+        """Return all requests, engine by engine."""
+        return [request for engine in self.engines for request in engine.requests]
+
+
+def finished_records(results: Results, block_size: int, *, keep_hashes: bool = True) -> Iterator[Record]:
+    """Yield the records in order of their ends, with the requests in flight at each arrival; each is made as it is
+    asked for."""
+    arrivals, requests, engines = results.arrivals, results.requests(), results.engines
+    engine_of = np.repeat(np.arange(len(engines)), [len(engine.requests) for engine in engines])
+    places = np.concatenate([engine.places for engine in engines])
+    ended = ResultColumns(requests)
+    came_ms, e2e_ms = array_of(ended.arrival_ms, np.float64), array_of(ended.e2e_ms, np.float64)
+    times_ms = _rounded(np.array([came_ms, e2e_ms, ended.ttft_ms, ended.queue_ms]))
+    order = np.lexsort((arrivals.numbers[places], times_ms[0] + np.nan_to_num(times_ms[1])))
+    times_ms = np.vstack([times_ms, arrivals.think_ms[places]])
+    in_flight = _in_flight(came_ms, came_ms + np.nan_to_num(e2e_ms))
+    texts = [GapTexts(engine.seen_ms) for engine in engines]
+    for some in np.array_split(order, len(order) // AT_ONCE + 1):
+        columns = [column.tolist() for column in (some, engine_of[some], in_flight[some], *_known(times_ms[:, some]))]
+        records = arrivals.records(places[some])
+        for record, index, engine, concurrency, *times in zip(records, *columns, strict=True):
+            request = requests[index]
+            if not keep_hashes:
+                record.block_hashes = record.output_block_hashes = record.hash_source = None
+            if results.is_fleet and request.outcome != AS_RECORDED:
+                record.upstream = engines[engine].upstream
+            record.concurrency = concurrency
+            _predict(record, request, times, texts[engine], block_size)
+            yield record
+
+
+def _in_flight(came_ms: FloatArray, went_ms: FloatArray) -> IntArray:
+    """Return the requests in flight at each arrival, that one included."""
     arrived, gone = (np.searchsorted(np.sort(times), came_ms, side="right") for times in (came_ms, went_ms))
-    for (_, record), count in zip(made, (arrived - gone).tolist(), strict=True):
-        record.concurrency = max(1, count)
-    return [record for _, record in made]
+    return np.asarray(np.maximum(1, arrived - gone))
 
 
-def _predicted(result: RequestResult, block_size: int, *, keep_hashes: bool) -> Record:
-    request, record = result.request, result.record
-    record.arrival_ms = round(request.arrival_ms, DECIMALS)
+def _rounded(times_ms: FloatArray) -> FloatArray:
+    """Return times as ``round`` gives them: numpy rounds the product, which is another number near a half."""
+    parts = times_ms * 10**DECIMALS
+    rounded = np.rint(parts) / 10**DECIMALS
+    unsure = (np.abs(np.abs(parts - np.trunc(parts)) - 0.5) < SURE) | (np.abs(parts) > MOST_PARTS)
+    rounded[unsure] = [round(time_ms, DECIMALS) for time_ms in times_ms[unsure].tolist()]
+    return rounded
+
+
+def _known(times_ms: FloatArray) -> npt.NDArray[np.object_]:
+    """Return times with None for NaN."""
+    known = times_ms.astype(np.object_)
+    known[np.isnan(times_ms)] = None
+    return known
+
+
+def _predict(
+    record: Record, request: SimulatedRequest, times: list[float | None], texts: GapTexts, block_size: int
+) -> None:
+    """Give a record what was predicted of its request; ``times``: its arrival, duration, TTFT, queue and think time."""
+    record.arrival_ms, record.e2e_ms, ttft_ms, queue_ms, think_ms = times
     record.scheduled_ms = record.first_byte_ms = record.ttft_ms = record.output_tokens = record.cached_tokens = None
     record.itl_ms, record.itl_tokens, record.extra = [], [], {}
-    record.e2e_ms = _rounded(request.e2e_ms)
-    if not isnan(result.think_ms):
-        record.think_ms = result.think_ms
-    if not keep_hashes:
-        record.block_hashes = record.output_block_hashes = record.hash_source = None
-    if request.outcome == AS_RECORDED:
-        return record
-    if request.has_arrived and request.outcome not in FAILURES:
-        _set_run(record, request, result.itl_ms, block_size)
-    else:
-        record.status, record.error = "error", FAILURES[request.outcome]
+    if think_ms is not None:
+        record.think_ms = think_ms
+    outcome = request.outcome
+    if outcome == AS_RECORDED:
+        return
+    if outcome in FAILURES or not request.has_arrived:
+        record.status, record.error = "error", FAILURES[outcome]
         record.http_status = record.finish_reason = None
-    return record
-
-
-def _set_run(record: Record, request: SimulatedRequest, itl_ms: Any, block_size: int) -> None:
-    tokens = int(request.num_seen)
-    if request.outcome in (ABORTED, LOST):
+        return
+    tokens = request.num_seen
+    if outcome in (ABORTED, LOST):
         record.finish_reason = record.kv_blocks = None
-        if request.outcome == LOST:
-            record.status, record.http_status, record.error = "upstream_abort", 200, "engine_died"
+        if outcome == LOST:
+            record.status, record.http_status, record.error = "upstream_abort", 200, BY_FLEET[LOST]
     else:
         record.status, record.http_status, record.error = "ok", 200, None
         record.finish_reason = record.finish_reason or "length"
-        record.kv_blocks = -(-(int(request.prompt_tokens) + tokens - 1) // block_size)
-    if record.stream is not False and not isnan(request.ttft_ms):
-        record.ttft_ms = round(request.ttft_ms, DECIMALS)
+        record.kv_blocks = -(-(request.prompt_tokens + tokens - 1) // block_size)
+    if record.stream is not False and ttft_ms is not None:
+        record.ttft_ms = ttft_ms
         if tokens > 1:
-            ones: Any = _ones_text(tokens - 1)
-            record.itl_ms, record.itl_tokens = itl_ms, ones
+            record.itl_ms, record.itl_tokens = _gaps(request, texts), _ones_text(tokens - 1)
     record.output_tokens = tokens
-    record.cached_tokens = None if request.cached_tokens == NOT_ADMITTED else int(request.cached_tokens)
-    record.queue_ms = _rounded(request.admitted_ms - request.entry_ms)
-    record.preemptions = int(request.preemptions)
+    record.cached_tokens = None if request.cached_tokens == NOT_ADMITTED else request.cached_tokens
+    record.queue_ms = queue_ms
+    record.preemptions = request.preemptions
+
+
+def _gaps(request: SimulatedRequest, texts: GapTexts) -> Any:
+    request.close_run()
+    return msgspec.Raw(texts.array(request.token_runs))
 
 
 @cache
-def _ones_text(count: int) -> msgspec.Raw:
+def _ones_text(count: int) -> Any:
     return msgspec.Raw(b"[" + b"1," * (count - 1) + b"1]")
 
 

@@ -5,8 +5,9 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,13 @@ from sim.engine.fleetplan import (
 from sim.engine.fleetrun import engines_of, run_fleet
 from sim.engine.fleets import FleetEngine, FleetLoad, routed_load, words_of
 from sim.engine.incidents import settings_of
-from sim.engine.results import RequestResult
+from sim.engine.results import EngineResults, Results
 from sim.engine.tiers import TierTraffic
 from sim.latency.fittraces import refuse_fitted
 from sim.latency.modelfile import Model, engine_with, load_model
 from sim.latency.verdicts import engine_warning, verdict_sentence
 from sim.vllm.config import EngineConfig, engine_overrides
+from sim.vllm.request import NOT_ADMITTED
 from sim.vllm.settings import refuse_other_attention
 from sim.workload import arrivalorder
 from sim.workload import arrivals as planning
@@ -45,6 +47,7 @@ from tracefile.files.digest import trace_digest
 from tracefile.files.reading import TraceReader, open_trace
 from tracefile.files.writing import TraceWriter, check_new, new_writer
 from tracefile.records import batches
+from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
 
@@ -109,46 +112,55 @@ class Summary:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
-def summarise(records: Sequence[Record], preemptions: int, steps: int) -> Summary:
-    """Return a predicted trace in a few lines."""
-    counted = [record for record in records if record.cached_tokens is not None]
-    arrivals_ms = [record.arrival_ms or 0.0 for record in records] or [0.0]
-    ends_ms = [(record.arrival_ms or 0.0) + (record.e2e_ms or 0.0) for record in records] or [0.0]
-    turns = {"all": records, "turn 1": [one for one in records if one.turn == 1]}
-    turns["turns 2+"] = [one for one in records if (one.turn or 1) > 1]
-    cohorts = [
-        _cohort(name, [wait for one in some if (wait := _wait(one)) is not None]) for name, some in turns.items()
-    ]
+def summarise(records: Iterable[Record], preemptions: int, steps: int) -> Summary:
+    """Return a predicted trace in a few lines; a trace may be larger than memory."""
+    columns = np.fromiter(chain.from_iterable(map(_numbers, records)), np.float64).reshape(-1, 9).T
+    arrival_ms, e2e_ms, wait_ms, wait_end, turn, prompt_tokens, cached_tokens, not_ok, too_long = columns
+    counted = cached_tokens != NOT_ADMITTED
+    turns = {"all": turn >= 0, "turn 1": turn == 1, "turns 2+": turn > 1}
+    waited = {name: rows & ~np.isnan(wait_ms) for name, rows in turns.items()}
+    last_ms = arrival_ms.max(initial=-np.inf)
     return Summary(
-        requests=len(records),
-        not_ok=sum(record.status != "ok" for record in records),
-        unservable=sum(record.error == outcomes.TOO_LONG for record in records),
-        prompt_tokens=sum(record.prompt_tokens or 0 for record in counted),
-        cached_tokens=sum(record.cached_tokens or 0 for record in counted),
+        requests=len(turn),
+        not_ok=int(not_ok.sum()),
+        unservable=int(too_long.sum()),
+        prompt_tokens=int(prompt_tokens[counted].sum()),
+        cached_tokens=int(cached_tokens[counted].sum()),
         preemptions=preemptions,
         steps=steps,
-        arrivals_ms=max(arrivals_ms) - min(arrivals_ms),
-        drain_ms=max(ends_ms) - max(arrivals_ms),
-        cohorts=[cohort for cohort in cohorts if cohort.requests],
+        arrivals_ms=float(last_ms - arrival_ms.min()) if len(turn) else 0.0,
+        drain_ms=float((arrival_ms + e2e_ms).max() - last_ms) if len(turn) else 0.0,
+        cohorts=[_cohort(name, wait_ms[rows], wait_end[rows]) for name, rows in waited.items() if rows.any()],
     )
 
 
-def _wait(record: Record) -> tuple[float, int] | None:
-    """Return the wait for a first token and how it ended; None: not streamed, there was no wait."""
+def _numbers(record: Record) -> tuple[float, ...]:
+    """Return what the summary needs of a record."""
+    return (
+        record.arrival_ms or 0.0,
+        record.e2e_ms or 0.0,
+        *_wait(record),
+        record.turn or 0,
+        record.prompt_tokens or 0,
+        NOT_ADMITTED if record.cached_tokens is None else record.cached_tokens,
+        record.status != "ok",
+        record.error == outcomes.TOO_LONG,
+    )
+
+
+def _wait(record: Record) -> tuple[float, int]:
+    """Return the wait for a first token and how it ended; NaN: not streamed, there was no wait."""
     if record.ttft_ms is not None:
         return record.ttft_ms, survival.EVENT
     end = survival.END_OF_STATUS[record.status]
-    return None if record.e2e_ms is None or end == survival.EVENT else (record.e2e_ms, end)
+    return math.nan if record.e2e_ms is None or end == survival.EVENT else record.e2e_ms, end
 
 
-def _cohort(name: str, waits: Sequence[tuple[float, int]]) -> CohortSummary:
-    times_ms, end = np.array([time for time, _ in waits]), np.array([end for _, end in waits], dtype=np.int8)
-    found: list[float] = []
-    if len(waits):
-        made = survival.make_waits(times_ms, end, np.arange(len(times_ms)))
-        found = survival.quantiles(made, survival.incidence(made), np.array(_LEVELS)).tolist()
-    p50, p90, p99 = (value if math.isfinite(value) else None for value in found or [math.nan] * len(_LEVELS))
-    return CohortSummary(name, len(times_ms), p50, p90, p99)
+def _cohort(name: str, wait_ms: FloatArray, wait_end: FloatArray) -> CohortSummary:
+    waits = survival.make_waits(wait_ms, wait_end.astype(np.int8), np.arange(len(wait_ms)))
+    levels = survival.quantiles(waits, survival.incidence(waits), np.array(_LEVELS)).tolist()
+    p50, p90, p99 = (value if math.isfinite(value) else None for value in levels)
+    return CohortSummary(name, len(wait_ms), p50, p90, p99)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -197,14 +209,19 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
     keep_hashes = not arguments.cold_prompts
     records = outcomes.finished_records(finished.results(), engine.block_size, keep_hashes=keep_hashes)
     with new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer:
-        for record in records:
-            writer.write(record if isinstance(writer, TraceWriter) else with_gaps_as_numbers(record))
+        summary = summarise(_written(records, writer), finished.preemptions, finished.engine_steps)
     return replace(
-        summarise(records, finished.preemptions, finished.engine_steps),
-        fleet=finished.summary(records) if isinstance(finished, FleetRun) else None,
+        summary,
+        fleet=finished.summary() if isinstance(finished, FleetRun) else None,
         tiers=finished.traffic if deployment.tiers else None,
         assumptions=tuple(deployment.assumptions()),
     )
+
+
+def _written(records: Iterable[Record], writer: TraceWriter) -> Iterator[Record]:
+    for record in records:
+        writer.write(record)
+        yield record
 
 
 class EngineRun:
@@ -222,9 +239,9 @@ class EngineRun:
     def traffic(self) -> TierTraffic:
         return tiers.traffic_of([self._simulation.engine])
 
-    def results(self) -> Iterator[RequestResult]:
-        places = np.arange(len(self._arrivals))
-        return outcomes.results_of(self._simulation.requests, self._arrivals, places, self._simulation.engine.seen_ms)
+    def results(self) -> Results:
+        run, places = self._simulation, np.arange(len(self._arrivals))
+        return Results(self._arrivals, [EngineResults(run.requests, places, run.engine.seen_ms)])
 
 
 def _deployed(model: Model, arguments: argparse.Namespace, deployment: Deployment) -> EngineConfig:
@@ -278,30 +295,22 @@ class FleetRun:
         events = [settings_of(event) for event in self._plan.events]
         return {"engines": list(self._plan.names), "route": self._plan.route, "events": events}
 
-    def results(self) -> Iterator[RequestResult]:
+    def results(self) -> Results:
         return self._load.results()
 
-    def summary(self, records: Sequence[Record]) -> FleetSummary:
+    def summary(self) -> FleetSummary:
         first_ms = float(self._load.arrivals.arrival_ms.min(initial=np.inf))
         events = [
             ((at_ms - first_ms) / 1e3, what, self._engines[engine].name)
             for at_ms, what, engine in self._load.dispatch.log
         ]
-        failed = Counter(one.error for one in records if one.error in ("no_engine", "engine_died"))
+        failed = Counter(request.outcome for request in self._load.requests)
         return FleetSummary(
             route=self._plan.route,
             engines=len(self._engines),
             events=events,
-            not_served={str(error): count for error, count in sorted(failed.items(), key=str)},
+            not_served={error: failed[outcome] for outcome, error in outcomes.BY_FLEET.items() if failed[outcome]},
         )
-
-
-def with_gaps_as_numbers(record: Record) -> Record:
-    """``record`` with the gaps that were only to be written, as JSON, read: columns hold numbers."""
-    if isinstance(record.itl_ms, msgspec.Raw):
-        record.itl_ms = msgspec.json.decode(record.itl_ms, type=list[float])
-        record.itl_tokens = [1] * len(record.itl_ms)
-    return record
 
 
 def read_arrivals(reader: TraceReader, engine: EngineConfig, arguments: argparse.Namespace) -> Arrivals:

@@ -19,11 +19,6 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 
 NOBODY = -1
-REPLACED = (
-    *("scheduled_ms", "first_byte_ms", "ttft_ms", "itl_ms", "itl_tokens", "output_tokens", "cached_tokens"),
-    *("concurrency", "extra"),
-)
-"""Fields that a predicted record gets afresh."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +82,10 @@ class Arrivals:
         }
         return replace(self, **columns)
 
-    def records(self, places: IntArray) -> list[Record]:
+    def records(self, places: IntArray) -> Iterator[Record]:
         """Records at ``places``, which the caller may change and asks for once."""
-        found: list[Record] = [None] * len(places)  # type: ignore[list-item]
-        sources, rows = self.source[places], self.rows[places]
-        for number in np.unique(sources).tolist():
-            mine = np.flatnonzero(sources == number)
-            for place, record in zip(mine.tolist(), self.sources[number].records(rows[mine]), strict=True):
-                found[place] = record
-        return found
+        for source, row in zip(self.source[places].tolist(), self.rows[places].tolist(), strict=True):
+            yield self.sources[source].record(row)
 
 
 _COLUMNS = [one.name for one in fields(Arrivals) if one.name not in ("ids", "hashes", "sources")]
@@ -119,10 +109,10 @@ class BatchPlan:
     requests: int = 0
 
     def every(self, batches: Iterable[Batch]) -> Iterator[Arrivals]:
-        """Arrivals of each batch, whose replaced fields are dropped; numbers begin anew in each."""
+        """Arrivals of each batch, which forgets its tokens' times; numbers begin anew in each."""
         for batch in batches:
             arrivals = self.arrivals(batch)
-            batch.forget(REPLACED)
+            batch.forget_times()
             yield arrivals
 
     def arrivals(self, batch: Batch) -> Arrivals:
@@ -143,7 +133,7 @@ class BatchPlan:
             output_tokens=output_tokens,
             runs=runs,
             prompt_logprobs=batch.numbers("prompt_logprobs"),
-            abort_after_ms=np.where(_is(batch, "ok"), np.nan, e2e_ms),
+            abort_after_ms=np.where(batch.equal("status", "ok"), np.nan, e2e_ms),
             recorded_e2e_ms=e2e_ms,
             parents=np.full(count, NOBODY),
             think_ms=np.full(count, np.nan),
@@ -197,20 +187,17 @@ def plan_arrivals(
 
 
 def asked_tokens(batch: Batch) -> IntArray:
-    most = batch.numbers("max_tokens")
-    streamed = np.where(np.isnan(batch.times("ttft_ms")), 0, batch.lengths("itl_ms") + 1)
-    seen = batch.numbers("output_tokens")
-    seen = np.where(seen == 0, streamed, seen)
-    return np.where(_is(batch, "ok"), np.where(seen == 0, most, seen), np.maximum(np.maximum(most, seen), 1))
+    most, seen = batch.numbers("max_tokens"), batch.numbers("output_tokens")
+    if (seen == 0).any():
+        streamed = np.where(np.isnan(batch.times("ttft_ms")), 0, batch.lengths("itl_ms") + 1)
+        seen = np.where(seen == 0, streamed, seen)
+    asked = np.where(seen == 0, most, seen)
+    return np.where(batch.equal("status", "ok"), asked, np.maximum(np.maximum(most, seen), 1))
 
 
 def _reached_engine(batch: Batch) -> BoolArray:
-    answered = ~_is(batch, "error") | (batch.numbers("http_status") == 200)
-    return np.asarray(_is(batch, "ok") | (~np.isnan(batch.times("e2e_ms")) & answered))
-
-
-def _is(batch: Batch, status: str) -> BoolArray:
-    return np.array([(word or "ok") == status for word in batch.words("status")], bool)
+    answered = ~batch.equal("status", "error") | (batch.numbers("http_status") == 200)
+    return np.asarray(batch.equal("status", "ok") | (~np.isnan(batch.times("e2e_ms")) & answered))
 
 
 def parents_of(

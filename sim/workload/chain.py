@@ -50,41 +50,18 @@ class Chains:
         self.factor = self.block_size // self.fine_block_size
         self._next_private = FIRST_PRIVATE
 
-    @property
-    def as_recorded(self) -> bool:
-        return self.factor == 1
-
-    def private(self, count: int) -> list[int]:
-        """Return ``count`` keys that nothing else has."""
-        first = self._next_private
-        self._next_private = first - max(count, 0)
-        return list(range(first, self._next_private, -1))
-
-    def prompt(self, record: Record) -> list[int]:
-        """Keys of the prompt's full blocks: ``prompt_tokens // block_size`` of them."""
-        full = (record.prompt_tokens or 0) // self.block_size
-        known = self._known(record)[0][:full]
-        return known + self.private(full - len(known))
-
-    def whole(self, record: Record) -> list[int]:
-        """Keys of every block full at the end, ``(prompt + output - 1) // block_size``: the last token has no KV."""
-        known = self.known(record)
-        return known + self.private(self.full_blocks(record) - len(known))
-
     def begun(self, record: Record) -> list[int]:
-        """Keys of ``whole``, and of a last block that is not full."""
-        known = self.known(record)
-        return known + self.private(-(-tokens_computed(record) // self.block_size) - len(known))
+        """Keys of all blocks at the end, a last one that is not full included: known ones, then private ones."""
+        known, first = self.known(record), self._next_private
+        self._next_private -= -(-tokens_computed(record) // self.block_size) - len(known)
+        return [*known, *range(first, self._next_private, -1)]
 
     def known(self, record: Record) -> list[int]:
-        """Keys of ``whole`` that the trace has; the rest, after them, are private."""
+        """Keys of full blocks that the trace has."""
         known, output = self._known(record)
         if output and len(known) == (record.prompt_tokens or 0) // self.block_size:
             known = known + output
-        return known[: self.full_blocks(record)]
-
-    def full_blocks(self, record: Record) -> int:
-        return tokens_computed(record) // self.block_size
+        return known[: tokens_computed(record) // self.block_size]
 
     def _known(self, record: Record) -> tuple[list[int], list[int]]:
         """Known keys of the prompt and of the output, at the engine's size."""
@@ -105,10 +82,6 @@ def engine_chains(meta: Meta, block_size: int | None) -> Chains:
 def tokens_computed(record: Record) -> int:
     """Tokens of ``record`` whose KV is computed: all but the last one generated."""
     return (record.prompt_tokens or 0) + max((record.output_tokens or 0) - 1, 0)
-
-
-def is_private(key: int) -> bool:
-    return key <= FIRST_PRIVATE
 
 
 def hashed_records(reader: TraceReader, inferred: InferredOutputs | None = None) -> Iterator[Record]:
@@ -179,7 +152,7 @@ def in_file_order(batches: Iterator[tuple[Batch, Hashes]]) -> Iterator[tuple[Bat
 
 
 def known_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> IntArray:
-    """Count the leading blocks of ``Chains.whole`` with a hash in the trace."""
+    """Count the leading full blocks with a hash in the trace."""
     prompt, true = np.maximum(hashes.prompt_blocks, 0), batch.numbers("hashable_blocks", UNKNOWN)
     true = np.where(true == UNKNOWN, prompt, np.minimum(true, prompt))
     tokens = (batch.numbers("prompt_tokens"), batch.numbers("output_tokens"))

@@ -9,13 +9,13 @@ is never a hit, so only the full ones become ``block_hashes``. The id of a parti
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
-from typing import Final, cast
+from typing import Any, Final
 
 import msgspec
 
-from tracefile.records.decoding import HEADER_START, NOT_JSON
+from tracefile.records.decoding import HEADER_START, NOT_JSON, RecordColumns
 from tracefile.records.errors import USAGE_ADVICE, InputError
-from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, RequestId, Time
+from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, Time
 
 MOONCAKE_BLOCK_SIZE = 512
 MOONCAKE_KEYS = frozenset({"timestamp", "input_length", "output_length", "hash_ids"})
@@ -28,14 +28,14 @@ NO_HASHES: Final = "have no hashes: their ids are shared with none"
 LOST: Final = "lost: sessions, statuses, times of tokens, fractions of a millisecond"
 
 
-class MooncakeLine(msgspec.Struct, kw_only=True):
+class MooncakeLine(msgspec.Struct, kw_only=True, gc=False):
     """A line as published."""
 
     timestamp: Time
     """Arrival in ms from the trace's start."""
     input_length: Count
     output_length: Count
-    hash_ids: list[int]
+    hash_ids: list[BlockHash]
 
 
 class MooncakeDecoder:
@@ -54,32 +54,30 @@ class MooncakeDecoder:
         full = row.input_length // MOONCAKE_BLOCK_SIZE
         if len(row.hash_ids) < full:
             raise InputError(f"{where}: hash_ids: {len(row.hash_ids)} ids; expected {full}, one for every full block")
-        self._count += 1
-        return _record(row, self._count)
+        return self._columns([row]).record(0)
 
-    def decode_block(self, lines: list[bytes]) -> list[Record] | None:
+    def decode_block(self, lines: list[bytes]) -> RecordColumns | None:
         try:
             rows = list(map(self._decoder.decode, lines))
         except NOT_JSON:
             return None
         too_few = any(len(row.hash_ids) < row.input_length // MOONCAKE_BLOCK_SIZE for row in rows)
-        if too_few or any(line.startswith(HEADER_START) for line in lines):
-            return None
-        self._count += len(rows)
-        return list(map(_record, rows, count(self._count - len(rows) + 1)))
+        return None if too_few or any(line.startswith(HEADER_START) for line in lines) else self._columns(rows)
 
-
-def _record(row: MooncakeLine, number: int) -> Record:
-    full = row.input_length // MOONCAKE_BLOCK_SIZE
-    return Record(
-        request_id=RequestId(f"mooncake-{number}"),
-        arrival_ms=row.timestamp,
-        prompt_tokens=row.input_length,
-        output_tokens=row.output_length,
-        tokens_source="tokenizer",
-        block_hashes=cast(list[BlockHash], row.hash_ids[:full]),
-        extra={PARTIAL_BLOCK: row.hash_ids[full]} if len(row.hash_ids) > full else {},
-    )
+    def _columns(self, rows: list[MooncakeLine]) -> RecordColumns:
+        first, self._count = self._count + 1, self._count + len(rows)
+        full = [row.input_length // MOONCAKE_BLOCK_SIZE for row in rows]
+        chains = [row.hash_ids for row in rows]
+        columns: dict[str, list[Any]] = {
+            "request_id": [f"mooncake-{number}" for number in range(first, self._count + 1)],
+            "arrival_ms": [row.timestamp for row in rows],
+            "prompt_tokens": [row.input_length for row in rows],
+            "output_tokens": [row.output_length for row in rows],
+            "tokens_source": ["tokenizer"] * len(rows),
+            "extra": [{PARTIAL_BLOCK: ids[n]} if len(ids) > n else {} for ids, n in zip(chains, full, strict=True)],
+            "block_hashes": [ids[:n] for ids, n in zip(chains, full, strict=True)],
+        }
+        return RecordColumns(columns)
 
 
 def usual_block_size(meta: Meta) -> int | None:

@@ -3,8 +3,7 @@
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 
 SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
 """Fields in which all headers of one trace agree."""
-BLOCK_PARTS = 8
-"""Parts of what one read gives, a megabyte, that are decoded one after another: objects take several times the room."""
+BATCH = 1 << 11
+"""Lines that make a batch, at least."""
 
 
 class TraceReader:
@@ -56,11 +55,11 @@ class TraceReader:
         try:
             first, where = self._first_line()
             self.format, self._decoder = recognise(first, where)
-            self._begun = [] if self.format == "kvtape" else [self._decode(first)]
+            self._begun = [] if self.format == "kvtape" else [first]
         except BaseException:
             self._lines.close()
             raise
-        self._records = self._read_records()
+        self._records = self._without_faults(self.results())
 
     @property
     def meta(self) -> Meta:
@@ -98,11 +97,25 @@ class TraceReader:
 
     def batches(self) -> "Iterator[Batch]":
         """Iterate over the records in groups, with their fields as arrays."""
-        # A tap's workers read headers only and must not import NumPy.
-        from tracefile.records.batches import BATCH, Batch  # noqa: PLC0415
+        waiting: list[bytes] = []
+        for block in self._blocks():
+            self._lines.number += len(block)
+            waiting += block
+            if len(waiting) >= BATCH or not block:
+                yield from self._batch(waiting)
+                waiting = []
 
-        while some := list(islice(self._records, BATCH)):
-            yield Batch(some)
+    def _batch(self, lines: list[bytes]) -> "Iterator[Batch]":
+        """Yield the records of the lines last counted, if they hold any."""
+        # A tap's workers read headers only and must not import NumPy.
+        from tracefile.records.batches import Batch  # noqa: PLC0415
+
+        records = self._decoder.decode_block(lines)
+        if records is None:
+            self._lines.number -= len(lines)
+            records = list(self._without_faults(self._each(lines)))
+        if records:
+            yield Batch(records)
 
     def __enter__(self) -> Self:
         return self
@@ -118,20 +131,17 @@ class TraceReader:
     def __next__(self) -> Record:
         return next(self._records)
 
-    def _read_records(self) -> Iterator[Record]:
-        for result in self.results():
-            if isinstance(result, InputError):
-                yield self._without_faults(result)
-            else:
+    def _without_faults(self, results: Iterator[Record | InputError]) -> Iterator[Record]:
+        """Yield the records, those with values out of bounds without these; raises any other error."""
+        for result in results:
+            if not isinstance(result, InputError):
                 yield result
-
-    def _without_faults(self, error: InputError) -> Record:
-        """Return the record of a line whose values out of bounds are set aside; raises any other error."""
-        if not isinstance(error, OutOfBoundsError):
-            raise error
-        self._set_aside += 1
-        self._first_set_aside = self._first_set_aside or str(error)
-        return error.record
+            elif isinstance(result, OutOfBoundsError):
+                self._set_aside += 1
+                self._first_set_aside = self._first_set_aside or str(result)
+                yield result.record
+            else:
+                raise result
 
     def _first_line(self) -> tuple[bytes, str]:
         """Return the first line and where it is; raises InputError for a file of another kind."""
@@ -151,39 +161,44 @@ class TraceReader:
 
     def results(self) -> Iterator[Record | InputError]:
         """Iterate as over the reader, but yield a bad line's InputError and go on with the next line."""
-        yield from self._begun
-        yield from self._rest_of_file()
+        for lines in self._blocks():
+            records = self._decoder.decode_block(lines)
+            yield from self._each(lines) if records is None else self._counted(records)
+
+    def _blocks(self) -> Iterator[list[bytes]]:
+        """Yield the lines of each read, for the caller to count; an empty list: before more come."""
+        self._lines.number -= len(self._begun)
+        yield self._begun
+        yield from self._blocks_of_file()
         for path in self._files[1:]:
             self._starts.append(self.line)
             self._lines.close()
             self._lines = open_lines(path)
-            yield from self._rest_of_file()
+            yield from self._blocks_of_file()
 
-    def _rest_of_file(self) -> Iterator[Record | InputError]:
+    def _blocks_of_file(self) -> Iterator[list[bytes]]:
         while block := self._lines.take_block():
-            step = len(block) // BLOCK_PARTS + 1
-            for first in range(0, len(block), step):
-                yield from self._decode_block(block[first : first + step])
-        for line in self._lines:
-            if self._is_torn(line):
-                self._note_end("torn last line skipped; its writer was cut short")
-                return
-            yield from self._decode_line(line)
-        if self._lines.torn:
+            if self._is_torn(block[-1]):
+                break
+            yield block
+        yield []
+        if block:
+            self._lines.number += 1
+            self._note_end("torn last line skipped; its writer was cut short")
+        elif self._lines.torn:
             self._note_end(f"{self._lines.torn} after this line; read what there was")
 
-    def _decode_block(self, block: list[bytes]) -> Iterator[Record | InputError]:
-        """Yield results of a block's lines: all at once where each is a plain record, else line by line."""
-        records = self._decoder.decode_block(block)
-        if records is None:
-            for line in block:
-                self._lines.number += 1
-                if line and not line.isspace():
-                    yield from self._decode_line(line)
-            return
+    def _counted(self, records: Iterable[Record]) -> Iterator[Record]:
         for record in records:
             self._lines.number += 1
             yield record
+
+    def _each(self, lines: list[bytes]) -> Iterator[Record | InputError]:
+        """Yield the results of lines one by one."""
+        for line in lines:
+            self._lines.number += 1
+            if line and not line.isspace():
+                yield from self._decode_line(line)
 
     def _decode_line(self, line: bytes) -> Sequence[Record | InputError]:
         if not is_header(line):
@@ -205,7 +220,7 @@ class TraceReader:
             self.faults.append((self.line, fault))
 
     def _is_torn(self, line: bytes) -> bool:
-        return not self._lines.complete and not is_object(line)
+        return not self._lines.complete and not line.isspace() and not is_object(line)
 
     def _take_header(self, line: bytes) -> InputError | None:
         """Take a later header; return the error if its records are on another clock or in other blocks."""

@@ -5,7 +5,7 @@ What is needed of every record is an array.
 
 import gc
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from operator import attrgetter
@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.arrays import BoolArray, FloatArray, IntArray
+from tracefile.records.decoding import RecordColumns
 from tracefile.records.schema import Record
 
-BATCH = 1 << 11
-"""Records of a trace in lines that make a batch."""
 NO_LIST = -1
 """Length of a list that a record does not have."""
 
@@ -51,22 +50,34 @@ class Hashes(NamedTuple):
 class Batch:
     """Some records of a trace, in its order."""
 
-    def __init__(self, records: list[Record]) -> None:
+    def __init__(self, records: list[Record] | RecordColumns) -> None:
         self._records = records
 
     def __len__(self) -> int:
         return len(self._records)
 
     def _column(self, name: str) -> Sequence[Any]:
-        return list(map(attrgetter(name), self._records))
+        records = self._records
+        return list(map(attrgetter(name), records)) if isinstance(records, list) else records.column(name)
 
     def numbers(self, name: str, missing: int = 0) -> IntArray:
         """Return an integer field of every record; ``missing`` stands for null."""
-        return np.array([missing if value is None else value for value in self._column(name)], np.int64)
+        column = self._column(name)
+        if column.count(None) == len(column):
+            return np.full(len(column), missing)
+        return np.array([missing if value is None else value for value in column], np.int64)
 
     def times(self, name: str) -> FloatArray:
         """Return a float field; NaN stands for null."""
-        return np.array(self._column(name), np.float64)
+        column = self._column(name)
+        return np.full(len(column), np.nan) if column.count(None) == len(column) else np.array(column, np.float64)
+
+    def equal(self, name: str, word: str) -> BoolArray:
+        """Return for each record if a field is ``word``."""
+        column = self._column(name)
+        if column.count(word) == len(column):
+            return np.ones(len(column), bool)
+        return np.array([value == word for value in column], bool)
 
     def words(self, name: str) -> Sequence[str | None]:
         """Return a field of text."""
@@ -87,35 +98,29 @@ class Batch:
         """Return the chains of all records."""
         return _joined_chains(self._column("block_hashes"), self._column("output_block_hashes"))
 
-    def forget(self, names: Iterable[str]) -> None:
-        """Drop fields that are not needed again; records may keep them or not."""
-        if "itl_ms" in names and "itl_tokens" in names:  # what takes room
-            for record in self._records:
+    def forget_times(self) -> None:
+        """Drop the tokens' times and the fields of other writers, which take space."""
+        if isinstance(self._records, RecordColumns):
+            self._records.columns.pop("extra", None)
+            return
+        for record in self._records:
+            if record.itl_ms:
                 record.itl_ms, record.itl_tokens = [], []
 
-    def records(self, rows: IntArray | None = None) -> list[Record]:
-        """Return the records of ``rows`` (None: all); the caller may change them and calls once."""
-        return self._records if rows is None else [self._records[row] for row in rows.tolist()]
+    def record(self, row: int) -> Record:
+        """Return the record of a row; the caller may change it and asks once."""
+        return self._records[row] if isinstance(self._records, list) else self._records.record(row)
 
 
 def _joined_chains(prompts: Sequence[Sequence[int] | None], outputs: Sequence[Sequence[int] | None]) -> Hashes:
-    values = array("Q")
-    for hashes in chain.from_iterable(zip(prompts, outputs, strict=True)):
-        if hashes:
-            _extend(values, hashes)
+    every = list(chain.from_iterable(filter(None, chain.from_iterable(zip(prompts, outputs, strict=True)))))
+    try:
+        values = array("Q", every)
+    except OverflowError:  # of a tool that counts below zero, or beyond 64 bits
+        values = array("Q", [number % 2**64 for number in every])
     counts = [
         np.array([NO_LIST if hashes is None else len(hashes) for hashes in some], np.int64)
         for some in (prompts, outputs)
     ]
     ends = np.cumsum(np.maximum(counts[0], 0) + np.maximum(counts[1], 0))
-    joined = np.frombuffer(values, np.uint64) if values else np.empty(0, np.uint64)
-    return Hashes(joined, np.append(0, ends)[:-1], *counts)
-
-
-def _extend(values: "array[int]", hashes: Sequence[int]) -> None:
-    before = len(values)
-    try:
-        values.extend(hashes)
-    except OverflowError:  # of a tool that counts below zero, or beyond 64 bits
-        del values[before:]
-        values.extend([number % 2**64 for number in hashes])
+    return Hashes(np.asarray(values), np.append(0, ends)[:-1], *counts)

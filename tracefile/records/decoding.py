@@ -1,14 +1,14 @@
 """Decoding of a trace's lines, with errors that name the file, the line and the field."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from tracefile.records.encoding import split_unknown
 from tracefile.records.errors import InputError
-from tracefile.records.schema import MOST_TOKENS, MOST_TOLD, SCHEMA, Engine, Meta, Record
+from tracefile.records.schema import MOST_TOKENS, MOST_TOLD, SCHEMA, Engine, Meta, Record, RequestId
 
 HEADER_START = b'{"meta"'
 
@@ -29,6 +29,28 @@ class OutOfBoundsError(InputError):
         """By field: the value, and what was expected."""
 
 
+class RecordColumns:
+    """Records of several lines by field, each made when it is asked for; fields without a column are not known."""
+
+    def __init__(self, columns: dict[str, list[Any]]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns["request_id"])
+
+    def __iter__(self) -> Iterator[Record]:
+        return map(self.record, range(len(self)))
+
+    def record(self, index: int) -> Record:
+        return Record(**{name: column[index] for name, column in self.columns.items()})
+
+    def column(self, name: str) -> list[Any]:
+        return self.columns.get(name) or [getattr(NOTHING_KNOWN, name)] * len(self)
+
+
+NOTHING_KNOWN = Record(request_id=RequestId(""))
+
+
 class LineDecoder(Protocol):
     """Decoder of one format's lines."""
 
@@ -38,7 +60,7 @@ class LineDecoder(Protocol):
     def decode(self, line: bytes, where: str) -> Record:
         """Return the line's record; ``where`` is ``file:line`` for the InputError."""
 
-    def decode_block(self, lines: list[bytes]) -> list[Record] | None:
+    def decode_block(self, lines: list[bytes]) -> list[Record] | RecordColumns | None:
         """Return a record for each line, several times as fast; null: not all are records without faults."""
 
 

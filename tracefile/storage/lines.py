@@ -55,13 +55,9 @@ class LineReader:
     def take_block(self) -> list[bytes]:
         """Take the lines that are left of a read at once, blank ones too; the caller counts them in ``number``.
 
-        Empty at the end of the file, or before a last line without its end, which iteration gives.
+        Empty at the end of the file. A last line without its end comes alone.
         """
-        block = list(self._block) or next(self._blocks, [])
-        if self.complete:
-            return block
-        self._block = iter(block)
-        return []
+        return list(self._block) or next(self._blocks, [])
 
     def close(self) -> None:
         self._lines.close()
@@ -80,17 +76,12 @@ class LineReader:
         return False
 
     def _read_lines(self) -> Generator[bytes, None, None]:
-        while True:
-            block = self._block
-            for line in block:
+        for block in self._blocks:
+            self._block = iter(block)
+            for line in self._block:
                 self.number += 1
                 if line and not line.isspace():
                     yield line
-            if self._block is not block:  # a block was asked for, and left
-                continue
-            if (lines := next(self._blocks, None)) is None:
-                return
-            self._block = iter(lines)
 
     def _read_blocks(self) -> Generator[list[bytes], None, None]:
         pending: list[bytes] = []

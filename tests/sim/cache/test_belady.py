@@ -17,6 +17,7 @@ from sim.vllm.kvcache import single_group_cache
 from sim.workload.chain import Chains, engine_chains, hashed_batches
 from sim.workload.prompts import Prompts, lay_out, read_prompts
 from tests.sim.cache.test_segments import BLOCK, traffic
+from tests.sim.oracles.sequential import full_keys
 from tracefile.files.reading import open_trace
 from tracefile.records.batches import Batch
 from tracefile.records.schema import BlockHash, Meta, Record, RequestId
@@ -75,7 +76,7 @@ def wanted(records: Sequence[Record], usable: int) -> list[Wanted]:
     """Return the requests that fit, as the slow pool has them."""
     chains, found = Chains(Meta(block_size=BLOCK)), []
     for record in records:
-        keys, known = chains.whole(record), len(chains.known(record))
+        keys, known = full_keys(record, chains), len(chains.known(record))
         tokens = (record.prompt_tokens or 0) + max((record.output_tokens or 0) - 1, 0)
         most = min(((record.prompt_tokens or 1) - 1) // BLOCK, known)
         found.append(Wanted(keys, most, -(-tokens // BLOCK), known))

@@ -157,9 +157,7 @@ def test_blocks_without_a_hash_are_as_blocks_that_never_come_again(prompts: list
     assert found.distinct == expected.distinct
     for name in ("hit_blocks", "bound_blocks", "lookup_blocks"):
         assert np.array_equal(getattr(hit_curve(found), name), getattr(hit_curve(expected), name))
-    mine, theirs = (
-        measure_reuse(replace(one, arrival_ms=one.order.astype(np.float64)), 10.0) for one in (found, expected)
-    )
+    mine, theirs = (measure_reuse(replace(one, arrival_ms=one.order.astype(np.float64))) for one in (found, expected))
     for name in ("accesses", "first_accesses", "time_ms", "distance_blocks"):
         assert getattr(mine, name) == getattr(theirs, name)
 

@@ -14,7 +14,7 @@ from sim.cache.misses import CAUSES, attribute
 from sim.workload.chain import Chains, hashed_batches, tokens_computed
 from sim.workload.prompts import Prompts, lay_out, read_prompts
 from tests.sim.oracles.readable.pool import BlockPool
-from tests.sim.oracles.sequential import plain_hits
+from tests.sim.oracles.sequential import full_keys, plain_hits
 from tracefile.files.reading import open_trace
 from tracefile.records.batches import Batch
 from tracefile.records.schema import BlockHash, Meta, Record, RequestId
@@ -80,7 +80,7 @@ class SlowAttribution:
         return bool(self.pool.lookup([key], 1))
 
     def ask(self, one: Record) -> None:
-        prompt, whole = one.prompt_tokens or 0, self.chains.whole(one)
+        prompt, whole = one.prompt_tokens or 0, full_keys(one, self.chains)
         hits = self.pool.lookup(whole, 0 if one.prompt_logprobs else (prompt - 1) // 4)
         for place, key in enumerate(whole[: prompt // 4]):
             self.causes[self.cause(one, place, key, len(hits))] += 4

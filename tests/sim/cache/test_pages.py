@@ -1,15 +1,11 @@
-"""Pages of ``sim curve`` and ``sim misses``: figures that plotly accepts, tables, names that stay text."""
-
-from dataclasses import replace
+"""Pages of ``sim curve``: figures that plotly accepts."""
 
 import numpy as np
 import plotly.graph_objects as go
 
 from measure.cache.hitcurve import HitCurve
-from report.output import render_page
 from report.pages.panels import Page
-from sim.cache.pages import curve_page, misses_page
-from sim.cache.results import Attribution, CauseShare
+from sim.cache.pages import curve_page
 
 TRACE = "/data/monday.jsonl.zst"
 
@@ -53,24 +49,3 @@ def test_the_headline_names_the_cache_with_90_percent_of_the_hits() -> None:
 
 def test_sizes_are_told_in_memory_too() -> None:
     assert "at 3 blocks (48 tokens, 48.0 MiB)" in page_of(curve(1, 2, 5), kv_bytes=2**20).headlines[0]
-
-
-def test_misses_by_cause() -> None:
-    tokens = {"hit": 80, "cold": 64, "evicted": 16, "last_token": 0}
-    total = CauseShare(name="all", requests=2, input_tokens=160, tokens=tokens)
-    found = Attribution(
-        block_size=16,
-        usable_blocks=None,
-        rejected=0,
-        total=total,
-        cohorts=[replace(total, name="<b>turn 1</b>"), replace(total, name="turns 2+", input_tokens=0)],
-    )
-    page = misses_page(TRACE, found)
-    figure = page.figures["misses"]
-    # A cohort without tokens has no shares, a cause without tokens no bar.
-    assert figure["layout"]["yaxis"]["ticktext"] == ["all", "‹b›turn 1‹/b›"]
-    assert [(bar["name"], bar["x"][0]) for bar in figure["data"]] == [("hit", 0.5), ("cold", 0.4), ("evicted", 0.1)]
-    assert 0 not in [bar["meta"]["slot"] for bar in figure["data"]]
-    html = render_page(page)
-    assert "<b>turn 1</b>" not in html
-    assert page.headlines == ["50.0 % of prompt tokens hit in an unlimited pool"]

@@ -1,4 +1,4 @@
-"""``sim curve --window``: distances and working sets against the plainest counting."""
+"""``sim curve --reuse``: times and distances against the plainest counting."""
 
 import json
 import math
@@ -57,7 +57,7 @@ def pieces(request: pytest.FixtureRequest) -> Iterator[None]:
 @settings(max_examples=40, deadline=None)
 @given(requests)
 def test_distances_are_those_of_a_list_kept_by_hand(found: list[Request]) -> None:
-    reuse = measure_reuse(accesses(found), 10.0)
+    reuse = measure_reuse(accesses(found))
     recent: list[int] = []  # most recently touched first
     last: dict[int, tuple[int, float]] = {}
     times: list[float] = []
@@ -85,46 +85,27 @@ def test_distances_are_those_of_a_list_kept_by_hand(found: list[Request]) -> Non
     assert reuse.first_accesses + len(times) == reuse.accesses == sum(len(prompt) for prompt, _ in found)
 
 
-@settings(max_examples=40, deadline=None)
-@given(requests)
-def test_windows_count_different_blocks(found: list[Request]) -> None:
-    reuse = measure_reuse(accesses(found), 10.0)
-    arrivals_ms = np.cumsum([0.0] + [gap for _, gap in found[1:]]).tolist() if found else []
-    assert len(reuse.windows) == (int(arrivals_ms[-1] // 10.0) + 1 if found else 0)
-    seen: set[int] = set()
-    for number, window in enumerate(reuse.windows):
-        prompts = [prompt for (prompt, _), at in zip(found, arrivals_ms, strict=True) if at // 10.0 == number]
-        touched = {block for prompt in prompts for block in prompt}
-        assert (window.requests, window.accesses) == (len(prompts), sum(map(len, prompts)))
-        assert (window.distinct_blocks, window.new_blocks) == (len(touched), len(touched - seen))
-        seen |= touched
-        assert window.seen_blocks == len(seen)
-
-
 def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     # r2: 1 and 2 after 1 request, at depths 1, 2. r3: 1, 2, 3 after 1. r5: 9 and 10, of r4's output, after 1.
     # r6: 1, 2, 3 after 3, below 9, 10.
-    assert main(["curve", SIX, "--window", "2ms", "--json"]) == 0
+    assert main(["curve", SIX, "--reuse", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["reuse"]
     assert (found["accesses"], found["first_accesses"]) == (14, 4)
     assert found["distance_blocks"]["mean"] == (1 + 2 + 1 + 2 + 3 + 1 + 2 + 3 + 4 + 5) / 10
     assert found["time_ms"]["quantiles"][-1] == 3.0
-    assert [window["distinct_blocks"] for window in found["windows"]] == [3, 5, 5]
-    assert [window["seen_blocks"] for window in found["windows"]] == [3, 5, 5]
 
 
 def test_requests_go_by_arrival_and_need_one(tmp_path: Path) -> None:
     head, *records = Path(SIX).read_text().splitlines()
     backwards = tmp_path / "backwards.jsonl"
     backwards.write_text("\n".join([head, *reversed(records)]) + "\n")
-    assert measure_reuse(read_accesses(backwards), 1.0) == measure_reuse(read_accesses(Path(SIX)), 1.0)
+    assert measure_reuse(read_accesses(backwards)) == measure_reuse(read_accesses(Path(SIX)))
     backwards.write_text("\n".join([head, records[0].replace('"arrival_ms":0.0,', "")]) + "\n")
     with pytest.raises(InputError, match="r1: arrival_ms: missing"):
-        main(["curve", str(backwards), "--window", "1s"])
+        main(["curve", str(backwards), "--reuse"])
 
 
 def test_mooncake_conversation(mooncake: Path) -> None:
-    found = measure_reuse(read_accesses(mooncake), 6e4)
+    found = measure_reuse(read_accesses(mooncake))
     # Half of the attainable hits are the curve's at 7,890 blocks, within the accesses that end a prompt.
     assert found.accesses - found.first_accesses >= 105_592
-    assert found.windows[-1].seen_blocks == found.first_accesses

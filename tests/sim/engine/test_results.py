@@ -16,7 +16,7 @@ from sim.workload.arrivals import NOBODY, plan_arrivals
 from tests.sim.engine.test_compiled import CONFIGS, STEP
 from tests.sim.fleets import make_request
 from tests.sim.oracles.arrival import objects
-from tests.sim.oracles.simulation import result_of, simulate
+from tests.sim.oracles.simulation import results_of, simulate
 from tracefile.records.batches import Batch
 from tracefile.records.schema import Meta
 
@@ -42,11 +42,9 @@ def test_records_are_in_order_of_their_ends_with_the_requests_in_flight(
 ) -> None:
     records = [make_request(n, arrival_ms=at_ms, prompt=9 + n, output=3) for n, at_ms in enumerate(times_ms)]
     arrivals = objects(plan_arrivals(Meta(block_size=4), records, config.block_size))
-    results = [
-        result_of(one, number) for number, one in enumerate(simulate(arrivals, config, make_model(STEP, config)).runs)
-    ]
-    spans_ms = [(one.request.arrival_ms, one.request.end_ms()) for one in results]
-    found = finished_records(results, config.block_size)
+    results = results_of(simulate(arrivals, config, make_model(STEP, config)).runs)
+    spans_ms = [(one.arrival_ms, one.end_ms()) for one in results.requests()]
+    found = list(finished_records(results, config.block_size))
     assert [one.end_ms() for one in found] == sorted(one.end_ms() or 0.0 for one in found)
     for record in found:
         came_ms = record.arrival_ms

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 from scipy.special import ndtri
 
-from sim.engine.results import finished_records, results_of
-from sim.engine.run import with_gaps_as_numbers
+from sim.engine.results import EngineResults, Results, finished_records
 from sim.engine.simulation import simulate
 from sim.latency.modelfile import Model, default_model
 from sim.latency.noise import LEVELS, Noise
@@ -108,8 +107,8 @@ def capture(path: Path, load: Iterator[Record], engine: Model, seed: int) -> Pat
     meta = Meta(source="tap", block_size=BLOCK, engine=engine_of(engine))
     arrivals = plan_arrivals(meta, list(load), BLOCK, replay_sessions=True)
     run = simulate(arrivals, engine.engine, engine, seed)
-    records = finished_records(results_of(run.requests, arrivals, np.arange(len(arrivals)), run.engine.seen_ms), BLOCK)
-    return write(path, meta, map(with_gaps_as_numbers, records))
+    results = EngineResults(run.requests, np.arange(len(arrivals)), run.engine.seen_ms)
+    return write(path, meta, finished_records(Results(arrivals, [results]), BLOCK))
 
 
 def write(path: Path, meta: Meta, records: Iterable[Record]) -> Path:

@@ -11,6 +11,11 @@ from tracefile.records.batches import Batch
 from tracefile.records.schema import Record
 
 
+def full_keys(record: Record, chains: Chains) -> list[int]:
+    """Return the keys of the blocks that are full at the end."""
+    return chains.begun(record)[: tokens_computed(record) // chains.block_size]
+
+
 def plain_hits(records: Sequence[Record], chains: Chains, usable: int) -> HitCounts:
     """Rules 1 to 11 of docs/simulator.md, block by block."""
     pool, size = BlockPool(usable + 1, chains.block_size), chains.block_size
@@ -21,7 +26,7 @@ def plain_hits(records: Sequence[Record], chains: Chains, usable: int) -> HitCou
         if held > usable:
             counts.rejected += 1
             continue
-        keys = chains.whole(record)
+        keys = full_keys(record, chains)
         most = 0 if record.prompt_logprobs else ((record.prompt_tokens or 1) - 1) // size
         hits = pool.lookup(keys, most)
         pool.hold(hits)

@@ -6,7 +6,6 @@ from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-import msgspec
 import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -15,8 +14,7 @@ from measure.cache.vectors import array_of
 from sim.engine import simulation
 from sim.engine.apiserver import SHARED_CORE
 from sim.engine.gaptexts import DECIMALS
-from sim.engine.results import RequestResult, finished_records
-from sim.engine.run import with_gaps_as_numbers
+from sim.engine.results import EngineResults, Results, finished_records
 from sim.engine.simulatedrequest import OUTCOMES, SimulatedRequest
 from sim.latency.modelfile import Model
 from sim.latency.stepcost import NUM_ROW_TERMS, NUM_STEP_TERMS
@@ -24,7 +22,7 @@ from sim.latency.terms import StepRow
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import NOT_ADMITTED
 from sim.workload.arrivals import NOBODY, Arrivals
-from sim.workload.chain import is_private
+from sim.workload.chain import FIRST_PRIVATE
 from tests.sim.oracles.arrival import Arrival
 from tests.sim.oracles.readable.request import Request
 from tests.sim.oracles.readable.scheduler import PrefixStats
@@ -176,11 +174,12 @@ def _known(time_ms: float) -> float | None:
     return None if time_ms != time_ms else time_ms  # noqa: PLR0124 - NaN, and cheaper than asking
 
 
-def result_of(request_run: RequestRun, number: int) -> RequestResult:
-    """That of a plain flight that has one, and its place."""
+def ended_request(request_run: RequestRun) -> SimulatedRequest:
+    """That of a plain flight that has an outcome; the steps of its tokens are left out."""
     assert request_run.outcome is not None
     arrival, reached = request_run.arrival, request_run.request
     request = SimulatedRequest("", max(arrival.prompt_tokens, 1), 1, vec[i64](), arrival_ms=request_run.arrival_ms)
+    request.prepare()
     request.outcome, request.num_seen = OUTCOMES.index(request_run.outcome), len(request_run.token_steps)
     for name in ("ttft_ms", "e2e_ms", "entry_ms", "admitted_ms"):
         time_ms = getattr(request_run, name)
@@ -188,17 +187,26 @@ def result_of(request_run: RequestRun, number: int) -> RequestResult:
     if reached is not None:
         request.has_arrived, request.preemptions = True, reached.preemptions
         request.cached_tokens = NOT_ADMITTED if reached.cached_tokens is None else reached.cached_tokens
-    think_ms = math.nan if arrival.parent is None else arrival.think_ms
-    gaps_ms = msgspec.Raw(msgspec.json.encode(np.round(request_run.itl_ms, DECIMALS).tolist()))
-    return RequestResult(request, copy.copy(arrival.record), number, think_ms, gaps_ms)
+    return request
+
+
+def results_of(runs: Sequence[RequestRun]) -> Results:
+    """Those of the flights that have an outcome."""
+    places = np.array([place for place, one in enumerate(runs) if one.outcome is not None], np.int64)
+    ended = [ended_request(runs[place]) for place in places.tolist()]
+    return Results(columns([one.arrival for one in runs]), [EngineResults(ended, places, vec[float]())])
 
 
 def predicted_records(simulation: Simulation, *, keep_hashes: bool = True) -> list[Record]:
     """One record per request_run, in order of their ends. ``concurrency`` is counted anew from the predicted times."""
-    ended = ((number, one) for number, one in enumerate(simulation.runs) if one.outcome is not None)
-    results = (result_of(one, number) for number, one in ended)
-    records = finished_records(results, simulation.block_size, keep_hashes=keep_hashes)
-    return list(map(with_gaps_as_numbers, records))
+    results = results_of(simulation.runs)
+    gaps_ms = {one.arrival.record.request_id: np.round(one.itl_ms, DECIMALS).tolist() for one in simulation.runs}
+    records = list(finished_records(results, simulation.block_size, keep_hashes=keep_hashes))
+    for record in records:
+        if record.itl_ms:  # a text of the gaps, of no steps here
+            record.itl_ms = gaps_ms[record.request_id]
+            record.itl_tokens = [1] * len(record.itl_ms)
+    return records
 
 
 def columns(arrivals: Sequence[Arrival]) -> Arrivals:
@@ -221,7 +229,7 @@ def columns(arrivals: Sequence[Arrival]) -> Arrivals:
         full_blocks=np.array([len(one.hashes) for one in arrivals], np.int64),
         known=known,
         hashes=hashes,
-        sources=(Batch([one.record for one in arrivals]),),
+        sources=(Batch([copy.copy(one.record) for one in arrivals]),),
         source=np.zeros(len(arrivals), np.int64),
         rows=places,
     )
@@ -229,7 +237,7 @@ def columns(arrivals: Sequence[Arrival]) -> Arrivals:
 
 def known_keys(chains: Sequence[Sequence[int]]) -> tuple[UInt64Array, IntArray]:
     """The true hashes of each chain, which come before its private keys, chain after chain; how many each has."""
-    known = [[key for key in chain if not is_private(key)] for chain in chains]
+    known = [[key for key in chain if key > FIRST_PRIVATE] for chain in chains]
     return np.array([key for chain in known for key in chain], np.uint64), np.array([len(c) for c in known], np.int64)
 
 
