@@ -15,9 +15,10 @@ from measure.cache.hitcurve import HitCurve
 from measure.cache.interning import Interner, join_chains, pack_chains
 from measure.metrics.flags import checked_kv_bytes
 from measure.table import table_lines
-from measure.wording import factor
+from measure.wording import cache_size, factor, share
 from report.output import page_path, write_page
-from sim.cache import pages
+from report.pages.figures import axis, figure, line
+from report.pages.panels import Page, Panel
 from sim.cache import reuse as reusing
 from sim.cache.pool import block_size_text, parse_block_size
 from sim.workload.arrivals import require_times
@@ -29,6 +30,10 @@ from tracefile.records.errors import InputError
 SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
 MOST_NUMBER = 1 << 53
 GIB = 2**30
+MOST_POINTS = 600
+"""Of one line; more are thinned, evenly on the log axis."""
+TELLING_SHARE = 0.9
+"""Of the hits of an unlimited cache: the size that the headline names."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     reuse = reusing.measure_reuse(accesses) if arguments.reuse else None
     html = page_path(arguments, [arguments.trace])
     if html is not None:
-        write_page(html, pages.curve_page(str(arguments.trace), curve, kv_bytes))
+        write_page(html, curve_page(str(arguments.trace), curve, kv_bytes))
     if arguments.json:
         told = {**curve_as_json(curve), "kv_bytes_per_token": kv_bytes}
         result = {"kind": "curve", "trace": str(arguments.trace), "curves": [told]}
@@ -131,12 +136,51 @@ def describe(curve: HitCurve, cache_tokens: list[int], kv_bytes: int | None = No
     sizes = [tokens // curve.block_size for tokens in cache_tokens]
     shares = [curve.hits_at(size) / most if most else 0.0 for size in sizes]
     if not cache_tokens and most:
-        shares, sizes = [*SHARES], [curve.size_for_share(share) for share in SHARES]
+        shares, sizes = [*SHARES], [curve.size_for_share(level) for level in SHARES]
     rows = []
-    for share, size in zip(shares, sizes, strict=True):
+    for level, size in zip(shares, sizes, strict=True):
         hits, tokens = curve.hits_at(size), size * curve.block_size
         gib = [] if kv_bytes is None else [factor(tokens * kv_bytes / GIB)]
-        rows.append([f"{share:.0%}", f"{hits:,}", f"{curve.rate_at(size):.2%}", f"{size:,}", f"{tokens:,}", *gib])
+        rows.append([f"{level:.0%}", f"{hits:,}", f"{curve.rate_at(size):.2%}", f"{size:,}", f"{tokens:,}", *gib])
     headings = ["% of max hits", "hit blocks", "% of input", "usable blocks", "cache tokens"]
     lines += table_lines([*headings, *([] if kv_bytes is None else ["GiB"])], rows) if rows else []
     return "\n".join(lines)
+
+
+def curve_page(trace: str, curve: HitCurve, kv_bytes: int | None) -> Page:
+    """Return the page of ``sim curve``; ``kv_bytes``: of a token's KV, if sizes are shown in memory."""
+    return Page(
+        tool="sim curve",
+        title=trace,
+        defined="docs/curves.md",
+        headlines=[_headline(curve, kv_bytes) if curve.max_hit_blocks else f"Prefix cache of {trace}"],
+        panels=[_hit_panel(curve)] if len(curve.sizes) else [],
+    )
+
+
+def _headline(curve: HitCurve, kv_bytes: int | None) -> str:
+    """Return the cache that has 90 % of the hits there are."""
+    blocks = curve.size_for_share(TELLING_SHARE)
+    size = f"{blocks:,} blocks ({cache_size(blocks * curve.block_size, kv_bytes)})"
+    held, unlimited = (share(curve.rate_at(size)) for size in (blocks, len(curve.sizes)))
+    return (
+        f"{TELLING_SHARE:.0%} of max hits at {size} of {curve.block_size} tokens. "
+        f"That is {held} of prompt tokens; an unlimited cache has {unlimited}."
+    )
+
+
+def _hit_panel(curve: HitCurve) -> Panel:
+    sizes = np.unique(np.geomspace(1, len(curve.sizes), MOST_POINTS).astype(int)).tolist()
+    x, y = [size * curve.block_size for size in sizes], [round(curve.rate_at(size), 6) for size in sizes]
+    hover = "%{y:,} at %{x:,}<extra></extra>"
+    drawn = line(x, y, 0, showlegend=False, line={"shape": "hv"}, hovertemplate=hover)
+    y_axis = axis("hit tokens of prompt tokens", tickformat=".0%", rangemode="tozero")
+    title = "Hits by cache size"
+    return Panel(
+        chapter=title,
+        title=title,
+        id="hits",
+        figure=figure([drawn], axis("cache (tokens)", type="log"), y_axis),
+        caption="Prompt tokens that an LRU of full blocks serves, of all prompt tokens. Blocks that outputs filled "
+        "count where they are known.",
+    )
