@@ -12,8 +12,7 @@ from statistics import median
 from scripts.simbench.timing import Figures, measure
 from sim.engine.deployment import Deployment
 from sim.engine.fleetplan import fleet_plan
-from sim.engine.fleetrun import engines_of, run_fleet
-from sim.engine.fleets import routed_requests
+from sim.engine.fleets import engines_of, routed_requests, run_fleet
 from sim.engine.run import read_arrivals, run_engine
 from sim.engine.simulatedrequest import SimulatedRequest
 from sim.latency.modelfile import Model, make_model

@@ -1,16 +1,20 @@
-"""A fleet of engines on one workload: laid out, and the results of the requests."""
+"""A fleet of engines on one workload: laid out, run under its router, and the results of the requests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from engines.routing.costs import prefill_ms, routing_costs
+from engines.routing.router import Router
+from engines.routing.routes import Route, make_router
 from measure.cache.vectors import floats
 from sim.engine.deployment import Deployment
-from sim.engine.dispatch import Dispatch, Routed
+from sim.engine.dispatch import Dispatch, Routed, Timeline
 from sim.engine.fleet import NONE, Fleet, Life
+from sim.engine.fleetplan import FleetPlan
 from sim.engine.results import EngineResults, Results
 from sim.engine.simulatedrequest import SimulatedRequest
 from sim.engine.simulation import make_engine, request_columns
@@ -20,6 +24,10 @@ from sim.latency.noise import frontend_factors
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
 from tracefile.records.arrays import IntArray
+from tracefile.records.errors import InputError
+
+COMPARED_TOKENS = 1000
+"""Of the prefill by which engines of a mixed fleet are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,24 @@ class FleetEngine:
     config: EngineConfig
     model: Model
     deployment: Deployment | None = None
+
+
+def engines_of(
+    plan: FleetPlan, models: Sequence[Model], config_of: Callable[[Model], EngineConfig], deployment: Deployment
+) -> list[FleetEngine]:
+    """Return the plan's engines, each of its own model where there are several. Raises InputError."""
+    count = len(plan.names)
+    if len(models) not in (1, count):
+        raise InputError(f"--latency-model: {len(models)} models for {count} engines; expected one, or one for each")
+    each = list(models) * (count if len(models) == 1 else 1)
+    engines = [
+        FleetEngine(name, config_of(model), model, deployment.tiers)
+        for name, model in zip(plan.names, each, strict=True)
+    ]
+    sizes = {engine.config.block_size for engine in engines}
+    if len(sizes) > 1:
+        raise InputError(f"--latency-model: block sizes {sorted(sizes)}; expected one size, or --block-size")
+    return engines
 
 
 def routed_requests(arrivals: Arrivals, block_size: int) -> list[Routed]:
@@ -130,3 +156,44 @@ def engine_seed(seed: int | None, number: int) -> int | None:
         return seed
     sequence = np.random.SeedSequence((seed & 0xFFFFFFFFFFFFFFFF, number))
     return int(sequence.generate_state(1, np.uint64)[0])
+
+
+def run_fleet(
+    arrivals: Arrivals,
+    routed: list[Routed],
+    engines: Sequence[FleetEngine],
+    plan: FleetPlan,
+    seed: int | None,
+    *,
+    keeps_rows: bool = False,
+) -> FleetLoad:
+    """Run a workload through a fleet to its end."""
+    route, router, table = plan.parsed_route(), None, list[int]()
+    load = FleetLoad(arrivals, engines, seed, keeps_rows=keeps_rows)
+    if route is None:
+        places = {name: place for place, name in enumerate(plan.names)}
+        table = [0 if name is None else places[name] for name in upstreams_of(arrivals)]
+    else:
+        router = _router(route, load)
+    incidents = None
+    if plan.events:
+        start_ms = float(arrivals.arrival_ms.min(initial=np.inf))
+        incidents = Timeline(plan.events, len(engines), start_ms)
+    load.dispatch = Dispatch(load.fleet, routed, router, table=table, incidents=incidents)
+    load.dispatch.run()
+    return load
+
+
+def _router(route: Route, load: FleetLoad) -> Router:
+    engines = load.engines
+    costs = [routing_costs(one.model.cost_by_name, one.config.max_num_batched_tokens) for one in engines]
+    times_ms = [one.t0_ms + prefill_ms(one, COMPARED_TOKENS, 0.0) for one in costs]
+    mixed = len(set(times_ms)) > 1
+    return make_router(
+        route,
+        [engine.name for engine in engines],
+        complete=load.fleet,
+        capacity_blocks=min(engine.config.usable_blocks for engine in engines),
+        costs=costs,
+        speeds=[times_ms[0] / own_ms for own_ms in times_ms] if mixed and min(times_ms) > 0.0 else (),
+    )

@@ -27,8 +27,7 @@ from sim.engine.fleetplan import (
     FleetPlan,
     fleet_plan,
 )
-from sim.engine.fleetrun import engines_of, run_fleet
-from sim.engine.fleets import FleetEngine, FleetLoad, routed_requests, upstreams_of
+from sim.engine.fleets import FleetEngine, FleetLoad, engines_of, routed_requests, run_fleet, upstreams_of
 from sim.engine.incidents import settings_of
 from sim.engine.loop import Engine
 from sim.engine.results import EngineResults, Results

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from sim.engine.columns import ResultColumns
 from sim.engine.fleetplan import FleetPlan
-from sim.engine.fleetrun import run_fleet
-from sim.engine.fleets import FleetEngine, FleetLoad, routed_requests
+from sim.engine.fleets import FleetEngine, FleetLoad, routed_requests, run_fleet
 from sim.engine.simulation import gaps_of, seen_ms_of
 from sim.forecast.captured import Load
 from sim.forecast.ensemble import Forecast, RunOne, forecast, seen_columns

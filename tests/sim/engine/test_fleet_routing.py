@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from engines.routing.costs import routing_costs
 from engines.routing.routes import make_router, parse_route
 from sim.engine.fleetplan import FleetPlan
-from sim.engine.fleetrun import run_fleet
-from sim.engine.fleets import FleetEngine, routed_requests
+from sim.engine.fleets import FleetEngine, routed_requests, run_fleet
 from sim.engine.simulatedrequest import OUTCOMES
 from sim.latency.modelfile import make_model
 from sim.latency.terms import FrontendPlacement
