@@ -59,17 +59,12 @@ def upstreams_of(arrivals: Arrivals) -> list[str | None]:
 
 
 def _words(arrivals: Arrivals, name: str) -> list[str | None]:
-    return _in_order(arrivals, [source.words(name) for source in arrivals.sources])
+    words = arrivals.batch.column(name)
+    return [words[row] for row in arrivals.rows.tolist()]
 
 
 def _numbers(arrivals: Arrivals, name: str) -> list[int | None]:
-    numbers = _in_order(arrivals, [source.numbers(name).tolist() for source in arrivals.sources])
-    return [number or None for number in numbers]
-
-
-def _in_order(arrivals: Arrivals, columns: Sequence[Sequence[T]]) -> list[T]:
-    """Return a field of the requests; ``columns``: that of each source."""
-    return [columns[source][row] for source, row in zip(arrivals.source.tolist(), arrivals.rows.tolist(), strict=True)]
+    return [number or None for number in arrivals.batch.numbers(name)[arrivals.rows].tolist()]
 
 
 class FleetLoad:
