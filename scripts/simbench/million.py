@@ -10,7 +10,7 @@ import numpy as np
 
 from scripts.simbench.timing import Figures, measure_command
 from sim.engine.results import finished_records
-from sim.engine.run import EngineRun, summarise, written
+from sim.engine.run import run_engine, summarise, written
 from sim.latency.modelfile import Model
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tracefile.files.writing import TraceWriter
@@ -32,10 +32,10 @@ def bench_million(requests: int, model: Model) -> Figures:
     arrivals, wall, cpu = made_up(requests, block_size), perf_counter(), process_time()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "predicted.jsonl"
-        run = EngineRun(arrivals, model.engine, model, 0, None)
-        records = finished_records(run.results(), block_size)
+        run = run_engine(arrivals, model.engine, model, 0)
+        records = finished_records(run.results, block_size)
         with TraceWriter(path, Meta(source="sim", block_size=block_size)) as writer:
-            summary = summarise(written(records, writer), run.preemptions, run.engine_steps)
+            summary = summarise(written(records, writer), run.preemptions, run.steps)
         ran, ran_cpu = perf_counter(), process_time()
         size, shown = path.stat().st_size, show(path)
     return {

@@ -9,7 +9,7 @@ from engines.routing.routes import Route, make_router
 from sim.engine.deployment import Deployment
 from sim.engine.dispatch import Dispatch, Routed, Timeline
 from sim.engine.fleetplan import FleetPlan
-from sim.engine.fleets import FleetEngine, FleetLoad, upstreams_of
+from sim.engine.fleets import FleetEngine, FleetLoad
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -51,7 +51,7 @@ def run_fleet(
     load = FleetLoad(arrivals, engines, seed, keeps_rows=keeps_rows)
     if route is None:
         places = {name: place for place, name in enumerate(plan.names)}
-        table = [0 if name is None else places[name] for name in upstreams_of(arrivals)]
+        table = [0 if name is None else places[name] for name in arrivals.column("upstream")]
     else:
         router = _router(route, load)
     incidents = None

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
-from typing import TypeVar
 
 import numpy as np
 
@@ -22,8 +20,6 @@ from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
 from tracefile.records.arrays import IntArray
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
 class FleetEngine:
@@ -39,32 +35,13 @@ def routed_requests(arrivals: Arrivals, block_size: int) -> list[Routed]:
     """Return the requests of a workload as a router sees them."""
     starts = np.cumsum(arrivals.known) - arrivals.known
     ends = starts + np.minimum(arrivals.known, arrivals.prompt_tokens // block_size)
-    keys = arrivals.hashes.data
-    return list(
-        zip(
-            [None if word is None else word.encode() for word in _words(arrivals, "session_id")],
-            [keys[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)],
-            repeat(float(block_size), len(arrivals)),
-            arrivals.prompt_tokens.tolist(),
-            _numbers(arrivals, "max_tokens"),
-            _numbers(arrivals, "turn"),
-            strict=True,
-        )
-    )
-
-
-def upstreams_of(arrivals: Arrivals) -> list[str | None]:
-    """Return the server of each request in the capture."""
-    return _words(arrivals, "upstream")
-
-
-def _words(arrivals: Arrivals, name: str) -> list[str | None]:
-    words = arrivals.batch.column(name)
-    return [words[row] for row in arrivals.rows.tolist()]
-
-
-def _numbers(arrivals: Arrivals, name: str) -> list[int | None]:
-    return [number or None for number in arrivals.batch.numbers(name)[arrivals.rows].tolist()]
+    names = ("session_id", "max_tokens", "turn")
+    columns = (starts.tolist(), ends.tolist(), arrivals.prompt_tokens.tolist(), *map(arrivals.column, names))
+    keys, block_tokens = arrivals.hashes.data, float(block_size)
+    return [
+        (word if word is None else word.encode(), keys[start:end], block_tokens, tokens, limit or None, turn or None)
+        for start, end, tokens, word, limit, turn in zip(*columns, strict=True)
+    ]
 
 
 class FleetLoad:
@@ -112,13 +89,7 @@ class FleetLoad:
         return traffic_of([life.engine for life in self.fleet.lives], [life.engine for life in self.fleet.current])
 
     def _results_in(self, places: IntArray, life: Life, upstream: str | None) -> EngineResults:
-        served = []
-        for place in places.tolist():
-            request = self.requests[place]
-            one = request.served or request
-            one.outcome, one.arrival_ms, one.num_seen = request.outcome, request.arrival_ms, request.num_seen
-            one.ttft_ms, one.e2e_ms = request.ttft_ms, request.e2e_ms
-            served.append(one)
+        served = [self.requests[place].as_served() for place in places.tolist()]
         return EngineResults(served, places, life.engine.seen_ms, upstream)
 
 

@@ -21,6 +21,7 @@ from sim.engine.simulatedrequest import (
 )
 from sim.latency.stepcost import StepCost
 from sim.latency.stepnoise import StepNoise
+from sim.vllm.kvcache import UNLIMITED
 from sim.vllm.request import LOADING
 from sim.vllm.scheduler import Scheduler, Step
 from tracefile.records.errors import InputError
@@ -35,7 +36,6 @@ DONE: Final = 2
 """Nothing is left to arrive or to compute."""
 PAUSED: Final = 3
 """The clock is at the horizon."""
-UNLIMITED: Final = 1 << 62
 ROUNDING: Final = 1.0 + 1e-9
 
 

@@ -63,6 +63,11 @@ class Arrivals:
         }
         return replace(self, **columns)
 
+    def column(self, name: str) -> list[Any]:
+        """Return a field of every request's record."""
+        column = self.batch.column(name)
+        return [column[row] for row in self.rows.tolist()]
+
     def records(self, places: IntArray) -> Iterator[Record]:
         """Records at ``places``, for the caller to change."""
         return map(self.batch.record, self.rows[places].tolist())
