@@ -2,12 +2,17 @@
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from engines.modelconfig import kv_bytes_per_token
 from measure.cache import hitcurve
+from measure.cache.accesses import Accesses, KnownChains, lay_out_accesses
 from measure.cache.hitcurve import HitCurve
+from measure.cache.interning import Interner, join_chains, pack_chains
 from measure.metrics.flags import checked_kv_bytes
 from measure.table import table_lines
 from measure.wording import factor
@@ -15,7 +20,10 @@ from report.output import page_path, write_page
 from sim.cache import pages
 from sim.cache import reuse as reusing
 from sim.cache.pool import block_size_text, parse_block_size
-from sim.workload import accesses as workload_accesses
+from sim.workload.arrivals import require_times
+from sim.workload.chain import engine_chains, hashed_batches
+from sim.workload.prompts import join_prompts, lay_out
+from tracefile.files.reading import open_trace
 from tracefile.records.errors import InputError
 
 SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
@@ -26,7 +34,7 @@ GIB = 2**30
 def run(arguments: argparse.Namespace) -> int:
     block_size, cache_tokens = parse_block_size(arguments.block_size), parse_numbers(arguments.cache_tokens)
     kv_bytes = _kv_bytes(arguments)
-    accesses = workload_accesses.read_accesses(arguments.trace, block_size, needs_times=arguments.reuse)
+    accesses = read_accesses(arguments.trace, block_size, needs_times=arguments.reuse)
     curve = hitcurve.hit_curve(accesses)
     reuse = reusing.measure_reuse(accesses) if arguments.reuse else None
     html = page_path(arguments, [arguments.trace])
@@ -40,6 +48,38 @@ def run(arguments: argparse.Namespace) -> int:
     lines = [describe(curve, cache_tokens, kv_bytes), *([] if reuse is None else reusing.describe_reuse(reuse))]
     print("\n".join(lines))
     return 0
+
+
+def read_accesses(trace: Path, block_size: int | None = None, *, needs_times: bool = False) -> Accesses:
+    """Read a trace's chains by arrival, in file order if a time is missing.
+
+    Raises InputError without hashes, or if ``needs_times`` and one is missing.
+    """
+    interner, packed, parts = Interner(), [], []
+    with open_trace(trace) as reader:
+        chains = engine_chains(reader.meta, block_size)
+        for batch, hashes in hashed_batches(reader):
+            part = lay_out(batch, hashes, chains)
+            if needs_times:
+                prompted = np.flatnonzero(batch.numbers("prompt_tokens") > 0)
+                ids = batch.words("request_id")
+                require_times(reader.path, [ids[row] for row in prompted.tolist()], part.arrival_ms)
+            packed.append(pack_chains(interner.number(part.keys), part.known))
+            parts.append(replace(part, keys=part.keys[:0]))
+    prompts = join_prompts(parts)
+    return lay_out_accesses(
+        KnownChains(
+            chains=join_chains(packed),
+            numbers=interner.distinct,
+            known=prompts.known,
+            prompt_tokens=prompts.prompt_tokens,
+            prompt_logprobs=prompts.unread,
+            arrival_ms=prompts.arrival_ms,
+            block_size=chains.block_size,
+            fine_block_size=chains.fine_block_size,
+            whole_chains=int((prompts.known >= prompts.full_blocks).sum()),
+        )
+    )
 
 
 def _kv_bytes(arguments: argparse.Namespace) -> int | None:
