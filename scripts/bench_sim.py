@@ -22,11 +22,11 @@ from scripts.simbench.hour import bench_command, bench_hour
 from scripts.simbench.million import bench_million
 from scripts.simbench.peer import bench_peer
 from scripts.simbench.timing import Figures, measure
+from sim.cache.curve import read_accesses
 from sim.latency.modelfile import make_model
 from sim.latency.noise import LEVELS, Noise
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvcache import single_group_cache
-from sim.workload.accesses import read_accesses
 from sim.workload.chain import Chains
 from sim.workload.prompts import Prompts, lay_out
 from tracefile.files.reading import load_trace

@@ -117,10 +117,12 @@ def test_a_compiled_form_that_is_not_in_the_record_is_not_used(built: Path, tmp_
     assert asked(home)[0] == PLAIN.replace("False", str(bool(record)))
 
 
-def test_packages_of_compiled_modules_are_named() -> None:
+def test_packages_of_compiled_modules_are_named_and_find_their_sources() -> None:
     modules = [line.strip(' ",') for line in (ROOT / "setup.py").read_text().splitlines() if line.endswith('.py",')]
     assert "sim/vllm/scheduler.py" in modules
-    assert {module.partition("/")[0] for module in modules} <= PACKAGES
+    assert {module.partition("/")[0] for module in modules} == PACKAGES
+    for package in {(ROOT / module).parent for module in modules}:
+        assert "import tracefile.compiled " in (package / "__init__.py").read_text(), package
 
 
 def test_without_a_compiler_sources_are_installed_and_no_older_form_is_left(built: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from importlib.util import source_hash, spec_from_file_location
 from pathlib import Path
 
 LIBRARY = "kvtape__mypyc"
-PACKAGES = frozenset({"measure", "sim", "tracefile"})
+PACKAGES = frozenset({"engines", "measure", "sim"})
 """Packages with compiled modules."""
 ROOT = Path(__file__).absolute().parent.parent
 PURE = os.environ.get("KVTAPE_PURE", "0") != "0"

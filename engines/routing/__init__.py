@@ -1,7 +1,7 @@
 """Choice of an engine for a request: the same functions in the simulated fleet, in ``sim serve`` and in the tap."""
 
 import tracefile.compiled  # noqa: F401 - before any module that may be compiled
-from engines.routing.load import by_rendezvous, engine_seed
+from engines.routing.load import engine_seed
 from engines.routing.policies import POLICIES, Learner, PolicyKind
 from engines.routing.records import Policy, RoutedEngine, RoutedRequest, RoutingCosts
 from engines.routing.router import Knowledge, Router
@@ -19,7 +19,6 @@ __all__ = [
     "RoutedRequest",
     "Router",
     "RoutingCosts",
-    "by_rendezvous",
     "engine_seed",
     "make_router",
     "parse_route",

@@ -1,7 +1,4 @@
-"""Policies that ask no cache: in turn, least loaded, and the session's own engine by rendezvous hash.
-
-mypyc compiles this module.
-"""
+"""Policies that ask no cache: in turn, least loaded, session by rendezvous hash. mypyc compiles this module."""
 
 from collections.abc import Sequence
 
@@ -35,14 +32,8 @@ def least_costly(costs: Sequence[float], request: RoutedRequest, engines: list[R
 
 
 def engine_seed(name: str) -> int:
-    """Return the seed of an engine's hashes in ``by_rendezvous``."""
+    """Return the seed of an engine's hashes in ``session_hash``."""
     return xxhash.xxh3_64_intdigest(name.encode())
-
-
-def by_rendezvous(seeds: Sequence[int], session: bytes) -> list[int]:
-    """Return the places as a session prefers them: by hash of session and engine, so that no other session moves."""
-    weights = [xxhash.xxh3_64_intdigest(session, seed) for seed in seeds]
-    return sorted(range(len(seeds)), key=weights.__getitem__, reverse=True)
 
 
 def session_hash(request: RoutedRequest, engines: list[RoutedEngine]) -> int:

@@ -1,10 +1,8 @@
-"""A router's own index of the prefixes that it sent, and the policy of the longest cached prefix.
+"""A router's index of prefixes that it sent, and the policy of the longest prefix. mypyc compiles this module."""
 
-mypyc compiles this module.
-"""
-
+from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from engines.routing.load import least_loaded
@@ -33,16 +31,9 @@ def longest_prefix(request: RoutedRequest, engines: list[RoutedEngine]) -> int:
     return engines.index(holder)
 
 
-def _leading(blocks: Sequence[int], held: OrderedDict[int, None]) -> int:
+def _leading(blocks: Sequence[int], held: Container[int]) -> int:
     """Return the number of leading blocks that are held; of a chain, those held come first."""
-    least, most = 0, len(blocks)
-    while least < most:
-        middle = (least + most) // 2
-        if blocks[middle] in held:
-            least = middle + 1
-        else:
-            most = middle
-    return least
+    return bisect_left(blocks, True, key=lambda key: key not in held)
 
 
 class PrefixIndex:

@@ -1,7 +1,4 @@
-"""State of a router: requests sent and not ended, prefill outstanding, and the choice among engines.
-
-mypyc compiles this module.
-"""
+"""A router: its account of requests in flight, and its choice among engines. mypyc compiles this module."""
 
 from collections.abc import Sequence
 from typing import Protocol

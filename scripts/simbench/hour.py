@@ -8,7 +8,7 @@ from statistics import median
 from time import perf_counter, process_time
 
 from scripts.simbench.timing import Figures, measure_command
-from sim.engine.run import EngineRun
+from sim.engine.run import run_engine
 from sim.latency.modelfile import Model, save_model
 from sim.workload.arrivals import plan_arrivals
 from tracefile.files.reading import load_trace
@@ -21,10 +21,10 @@ def bench_hour(trace: Path, model: Model, runs: int) -> Figures:
     walls, cpus = [], []
     for _ in range(2 * runs + 1):
         wall, cpu = perf_counter(), process_time()
-        run = EngineRun(arrivals, model.engine, model, 0, None)
+        run = run_engine(arrivals, model.engine, model, 0)
         walls.append(perf_counter() - wall)
         cpus.append(process_time() - cpu)
-    requests = run.results().requests()
+    requests = run.results.requests()
     ttfts_ms = [one.ttft_ms for one in requests if not isnan(one.ttft_ms)]
     return {
         "hour_run_wall_s": round(median(walls[1:]), 4),
@@ -32,7 +32,7 @@ def bench_hour(trace: Path, model: Model, runs: int) -> Figures:
         # Each run touches memory for the first time: the least has no cost of new pages.
         "hour_run_least_cpu_s": round(min(cpus), 4),
         "requests": len(arrivals),
-        "steps": run.engine_steps,
+        "steps": run.steps,
         "hit_tokens": sum(max(int(one.cached_tokens), 0) for one in requests),
         "preemptions": run.preemptions,
         "mean_ttft_ms": round(sum(ttfts_ms) / max(len(ttfts_ms), 1), 3),

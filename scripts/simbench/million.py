@@ -11,13 +11,14 @@ import numpy as np
 
 from scripts.simbench.timing import Figures, measure_command
 from sim.engine.results import finished_records
-from sim.engine.run import EngineRun, summarise
+from sim.engine.run import run_engine, summarise, written
 from sim.latency.modelfile import Model
 from sim.workload.arrivals import Arrivals, BatchPlan
 from sim.workload.chain import Chains
 from tracefile.files.writing import TraceWriter
 from tracefile.records.batches import Batch
-from tracefile.records.schema import BlockHash, Meta, Record, RequestId
+from tracefile.records.decoding import RecordColumns
+from tracefile.records.schema import Meta
 
 PART = 1 << 14
 PROMPT_TOKENS = 10_000
@@ -36,14 +37,12 @@ def bench_million(requests: int, model: Model) -> Figures:
     arrivals, wall, cpu = first.followed_by(*others), perf_counter(), process_time()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "predicted.jsonl"
-        run = EngineRun(arrivals, model.engine, model, 0, None)
-        records = finished_records(run.results(), block_size)
+        run = run_engine(arrivals, model.engine, model, 0)
+        records = finished_records(run.results, block_size)
         with TraceWriter(path, Meta(source="sim", block_size=block_size)) as writer:
-            for record in records:
-                writer.write(record)
+            summary = summarise(written(records, writer), run.preemptions, run.steps)
         ran, ran_cpu = perf_counter(), process_time()
         size, shown = path.stat().st_size, show(path)
-    summary = summarise(records, run.preemptions, run.engine_steps)
     return {
         "million_requests": summary.requests,
         "million_prompt_tokens": summary.prompt_tokens,
@@ -73,27 +72,18 @@ def made_up(requests: int, block_size: int) -> Iterator[Arrivals]:
         count = min(PART, requests - first)
         times_ms = now_ms + np.cumsum(rng.exponential(SPACING_MS, count))
         now_ms = float(times_ms[-1])
-        drawn = zip(
-            range(first, first + count),
-            times_ms.tolist(),
-            rng.integers(0, SESSIONS, count).tolist(),
-            rng.integers(0, blocks, count).tolist(),
-            rng.integers(20, 180, count).tolist(),
-            strict=True,
-        )
-        yield plan.arrivals(Batch([_record(block_size, *request) for request in drawn]))
+        drawn = zip(rng.integers(0, SESSIONS, count).tolist(), rng.integers(0, blocks, count).tolist(), strict=True)
+        columns = {
+            "request_id": [f"r{number}" for number in range(first, first + count)],
+            "arrival_ms": times_ms.tolist(),
+            "prompt_tokens": [PROMPT_TOKENS] * count,
+            "block_hashes": [_chain(blocks, number, *shared) for number, shared in enumerate(drawn, first)],
+            "output_tokens": rng.integers(20, 180, count).tolist(),
+        }
+        yield plan.arrivals(Batch(RecordColumns(columns)))
 
 
-def _record(  # noqa: PLR0917 - one for each thing that is drawn
-    block_size: int, number: int, arrival_ms: float, session: int, shared: int, output: int
-) -> Record:
-    blocks = PROMPT_TOKENS // block_size
-    chain = [BlockHash(hash_) for hash_ in range(session << 16, (session << 16) + shared)]
-    chain += [BlockHash(hash_) for hash_ in range((number + 1) << 32, ((number + 1) << 32) + blocks - shared)]
-    return Record(
-        request_id=RequestId(f"r{number}"),
-        arrival_ms=arrival_ms,
-        prompt_tokens=PROMPT_TOKENS,
-        output_tokens=output,
-        block_hashes=chain,
-    )
+def _chain(blocks: int, number: int, session: int, shared: int) -> list[int]:
+    """Blocks of a prompt whose first ``shared`` are those of a session."""
+    fresh = (number + 1) << 32
+    return [*range(session << 16, (session << 16) + shared), *range(fresh, fresh + blocks - shared)]

@@ -13,8 +13,8 @@ from scripts.simbench.timing import Figures, measure
 from sim.engine.deployment import Deployment
 from sim.engine.fleetplan import fleet_plan
 from sim.engine.fleetrun import engines_of, run_fleet
-from sim.engine.fleets import routed_load
-from sim.engine.run import EngineRun, read_arrivals
+from sim.engine.fleets import routed_requests
+from sim.engine.run import read_arrivals, run_engine
 from sim.engine.simulatedrequest import SimulatedRequest
 from sim.latency.modelfile import Model, make_model
 from sim.vllm.config import EngineConfig
@@ -85,14 +85,14 @@ def _read(trace: Path, engine: EngineConfig) -> Arrivals:
 
 
 def _run_engine(trace: Path, model: Model) -> list[SimulatedRequest]:
-    return EngineRun(_read(trace, model.engine), model.engine, model, None, None).results().requests()
+    return run_engine(_read(trace, model.engine), model.engine, model, None).results.requests()
 
 
 def _run_fleet(trace: Path, model: Model, route: str) -> list[SimulatedRequest]:
     arrivals, plan = _read(trace, model.engine), fleet_plan(str(REPLICAS), route, [], list)
     assert plan is not None
     engines = engines_of(plan, [model], lambda one: one.engine, Deployment())
-    load = routed_load(arrivals, model.engine.block_size)
+    load = routed_requests(arrivals, model.engine.block_size)
     return run_fleet(arrivals, load, engines, plan, None).results().requests()
 
 

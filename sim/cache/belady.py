@@ -5,11 +5,9 @@ from heapq import heappop, heappush
 import numpy as np
 
 from measure.cache.interning import leading
+from sim.vllm.kvcache import UNLIMITED
 from sim.workload.prompts import Prompts
 from tracefile.records.arrays import IntArray
-
-UNLIMITED = 1 << 62
-"""Blocks of a pool that never evicts."""
 
 
 class BeladyPool:

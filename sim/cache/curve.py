@@ -2,36 +2,49 @@
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from engines.modelconfig import kv_bytes_per_token
 from measure.cache import hitcurve
+from measure.cache.accesses import Accesses, KnownChains, lay_out_accesses
 from measure.cache.hitcurve import HitCurve
+from measure.cache.interning import Interner, join_chains, pack_chains
 from measure.metrics.flags import checked_kv_bytes
 from measure.table import table_lines
-from measure.wording import factor
+from measure.wording import cache_size, factor, share
 from report.output import page_path, write_page
-from sim.cache import pages
+from report.pages.figures import axis, figure, line
+from report.pages.panels import Page, Panel
 from sim.cache import reuse as reusing
 from sim.cache.pool import block_size_text, parse_block_size
-from sim.workload import accesses as workload_accesses
+from sim.workload.arrivals import require_times
+from sim.workload.chain import engine_chains, hashed_batches
+from sim.workload.prompts import join_prompts, lay_out
+from tracefile.files.reading import open_trace
 from tracefile.records.errors import InputError
 
 SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
 MOST_NUMBER = 1 << 53
 GIB = 2**30
+MOST_POINTS = 600
+"""Of one line; more are thinned, evenly on the log axis."""
+TELLING_SHARE = 0.9
+"""Of the hits of an unlimited cache: the size that the headline names."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     block_size, cache_tokens = parse_block_size(arguments.block_size), parse_numbers(arguments.cache_tokens)
     kv_bytes = _kv_bytes(arguments)
-    accesses = workload_accesses.read_accesses(arguments.trace, block_size, needs_times=arguments.reuse)
+    accesses = read_accesses(arguments.trace, block_size, needs_times=arguments.reuse)
     curve = hitcurve.hit_curve(accesses)
     reuse = reusing.measure_reuse(accesses) if arguments.reuse else None
     html = page_path(arguments, [arguments.trace])
     if html is not None:
-        write_page(html, pages.curve_page(str(arguments.trace), curve, kv_bytes))
+        write_page(html, curve_page(str(arguments.trace), curve, kv_bytes))
     if arguments.json:
         told = {**curve_as_json(curve), "kv_bytes_per_token": kv_bytes}
         result = {"kind": "curve", "trace": str(arguments.trace), "curves": [told]}
@@ -40,6 +53,38 @@ def run(arguments: argparse.Namespace) -> int:
     lines = [describe(curve, cache_tokens, kv_bytes), *([] if reuse is None else reusing.describe_reuse(reuse))]
     print("\n".join(lines))
     return 0
+
+
+def read_accesses(trace: Path, block_size: int | None = None, *, needs_times: bool = False) -> Accesses:
+    """Read a trace's chains by arrival, in file order if a time is missing.
+
+    Raises InputError without hashes, or if ``needs_times`` and one is missing.
+    """
+    interner, packed, parts = Interner(), [], []
+    with open_trace(trace) as reader:
+        chains = engine_chains(reader.meta, block_size)
+        for batch, hashes in hashed_batches(reader):
+            part = lay_out(batch, hashes, chains)
+            if needs_times:
+                prompted = np.flatnonzero(batch.numbers("prompt_tokens") > 0)
+                ids = batch.words("request_id")
+                require_times(reader.path, [ids[row] for row in prompted.tolist()], part.arrival_ms)
+            packed.append(pack_chains(interner.number(part.keys), part.known))
+            parts.append(replace(part, keys=part.keys[:0]))
+    prompts = join_prompts(parts)
+    return lay_out_accesses(
+        KnownChains(
+            chains=join_chains(packed),
+            numbers=interner.distinct,
+            known=prompts.known,
+            prompt_tokens=prompts.prompt_tokens,
+            prompt_logprobs=prompts.unread,
+            arrival_ms=prompts.arrival_ms,
+            block_size=chains.block_size,
+            fine_block_size=chains.fine_block_size,
+            whole_chains=int((prompts.known >= prompts.full_blocks).sum()),
+        )
+    )
 
 
 def _kv_bytes(arguments: argparse.Namespace) -> int | None:
@@ -91,12 +136,51 @@ def describe(curve: HitCurve, cache_tokens: list[int], kv_bytes: int | None = No
     sizes = [tokens // curve.block_size for tokens in cache_tokens]
     shares = [curve.hits_at(size) / most if most else 0.0 for size in sizes]
     if not cache_tokens and most:
-        shares, sizes = [*SHARES], [curve.size_for_share(share) for share in SHARES]
+        shares, sizes = [*SHARES], [curve.size_for_share(level) for level in SHARES]
     rows = []
-    for share, size in zip(shares, sizes, strict=True):
+    for level, size in zip(shares, sizes, strict=True):
         hits, tokens = curve.hits_at(size), size * curve.block_size
         gib = [] if kv_bytes is None else [factor(tokens * kv_bytes / GIB)]
-        rows.append([f"{share:.0%}", f"{hits:,}", f"{curve.rate_at(size):.2%}", f"{size:,}", f"{tokens:,}", *gib])
+        rows.append([f"{level:.0%}", f"{hits:,}", f"{curve.rate_at(size):.2%}", f"{size:,}", f"{tokens:,}", *gib])
     headings = ["% of max hits", "hit blocks", "% of input", "usable blocks", "cache tokens"]
     lines += table_lines([*headings, *([] if kv_bytes is None else ["GiB"])], rows) if rows else []
     return "\n".join(lines)
+
+
+def curve_page(trace: str, curve: HitCurve, kv_bytes: int | None) -> Page:
+    """Return the page of ``sim curve``; ``kv_bytes``: of a token's KV, if sizes are shown in memory."""
+    return Page(
+        tool="sim curve",
+        title=trace,
+        defined="docs/curves.md",
+        headlines=[_headline(curve, kv_bytes) if curve.max_hit_blocks else f"Prefix cache of {trace}"],
+        panels=[_hit_panel(curve)] if len(curve.sizes) else [],
+    )
+
+
+def _headline(curve: HitCurve, kv_bytes: int | None) -> str:
+    """Return the cache that has 90 % of the hits there are."""
+    blocks = curve.size_for_share(TELLING_SHARE)
+    size = f"{blocks:,} blocks ({cache_size(blocks * curve.block_size, kv_bytes)})"
+    held, unlimited = (share(curve.rate_at(size)) for size in (blocks, len(curve.sizes)))
+    return (
+        f"{TELLING_SHARE:.0%} of max hits at {size} of {curve.block_size} tokens. "
+        f"That is {held} of prompt tokens; an unlimited cache has {unlimited}."
+    )
+
+
+def _hit_panel(curve: HitCurve) -> Panel:
+    sizes = np.unique(np.geomspace(1, len(curve.sizes), MOST_POINTS).astype(int)).tolist()
+    x, y = [size * curve.block_size for size in sizes], [round(curve.rate_at(size), 6) for size in sizes]
+    hover = "%{y:,} at %{x:,}<extra></extra>"
+    drawn = line(x, y, 0, showlegend=False, line={"shape": "hv"}, hovertemplate=hover)
+    y_axis = axis("hit tokens of prompt tokens", tickformat=".0%", rangemode="tozero")
+    title = "Hits by cache size"
+    return Panel(
+        chapter=title,
+        title=title,
+        id="hits",
+        figure=figure([drawn], axis("cache (tokens)", type="log"), y_axis),
+        caption="Prompt tokens that an LRU of full blocks serves, of all prompt tokens. Blocks that outputs filled "
+        "count where they are known.",
+    )

@@ -9,14 +9,13 @@ without a known hash.
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from measure.cache import interning
 from measure.table import table_lines
 from sim.cache.pool import parse_block_size, parse_usable_blocks, size_text
-from sim.cache.results import Attribution, CauseShare
 from sim.vllm import kvcache
 from sim.vllm.settings import refuse_other_attention
 from sim.workload import prompts as prompting
@@ -29,6 +28,31 @@ CAUSES = ("hit", "cold", "evicted", "last_token", "prompt_logprobs", "partial_bl
 """Causes of a prompt token; docs/curves.md defines each."""
 COHORTS = ("turn 1", "turns 2+", "turn unknown")
 ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseShare:
+    """The prompt tokens of some requests by cause; they add up to ``input_tokens``."""
+
+    name: str
+    requests: int
+    input_tokens: int
+    tokens: dict[str, int]
+    """By cause, as docs/curves.md defines them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """Prompt tokens of a trace by cause."""
+
+    block_size: int
+    usable_blocks: int | None
+    """Null: unlimited."""
+    rejected: int
+    """Requests that alone do not fit the pool: they touch nothing and are in no sum."""
+    total: CauseShare
+    cohorts: list[CauseShare]
+    """By turn; cohorts without requests are left out."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,8 @@ Requests are taken by arrival. An access is a full prompt block. Blocks that a r
 like the curve's, but not asked for. A block without a known hash never comes again.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from measure.cache.accesses import Accesses
@@ -12,12 +14,40 @@ from measure.cache.stackdepth import LruStack
 from measure.cache.vectors import array_of, integers
 from measure.quantiles import quantile_place
 from measure.table import table_lines
-from sim.cache.results import Distribution, Reuse
 from tracefile.records.arrays import FloatArray, IntArray
 
 LEVELS = tuple(step / 200 for step in range(1, 201))
 """Of a distribution's quantiles: every half percent."""
 SHOWN = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 1.00)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """Distances between two accesses of one block, over all accesses but first ones."""
+
+    unit: str
+    count: int
+    mean: float | None
+    """Null: there are none."""
+    quantiles: list[float]
+    """At even levels up to 1: the smallest value that at least that share does not exceed. Empty: there are none."""
+
+    def at(self, level: float) -> float:
+        return self.quantiles[round(level * len(self.quantiles)) - 1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reuse:
+    """Reuse of one trace's blocks."""
+
+    block_size: int
+    requests: int
+    accesses: int
+    first_accesses: int
+    """Of blocks never touched before; the others are what the distributions are over."""
+    levels: tuple[float, ...]
+    time_ms: Distribution
+    distance_blocks: Distribution
 
 
 def measure_reuse(accesses: Accesses) -> Reuse:

@@ -53,6 +53,7 @@ class RequestColumns:
             requests.append(request)
         for place in range(len(self.ids)):
             if self.parents[place] != NO_PARENT:
+                requests[place].has_parent = True
                 requests[self.parents[place]].children.append(requests[place])
         return requests
 

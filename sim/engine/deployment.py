@@ -94,16 +94,11 @@ def positive(flag: str, word: str) -> float:
     return found
 
 
-def seconds(flag: str, word: str) -> float:
-    """Read a duration."""
+def _duration_ms(flag: str, word: str) -> float:
     try:
-        return duration(word)
+        return 1e3 * duration(word)
     except argparse.ArgumentTypeError as error:
         raise InputError(f"{flag}: {error}") from None
-
-
-def _duration_ms(flag: str, word: str) -> float:
-    return 1e3 * seconds(flag, word)
 
 
 Reader = Callable[[str, str], Any]

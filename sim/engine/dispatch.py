@@ -6,49 +6,14 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
-from librt.vecs import vec
-from mypy_extensions import i64
-
 from engines.routing.records import RoutedRequest
 from engines.routing.router import Router
 from sim.engine.fleet import ALL_ENDED, AT_STOP, FIRST_TOKEN, NONE, Fleet
 from sim.engine.incidents import Deploy, Incident, Kill, ScaleUp
 from sim.engine.simulatedrequest import NO_ENGINE
 
-
-class RoutedLoad:
-    """Requests of a workload as a router sees them, ready to be asked for many times.
-
-    The keys of a request are ``keys[first_keys[index] : end_keys[index]]``; ``most_tokens`` and ``turns``: 0 where they
-    are not known.
-    """
-
-    def __init__(
-        self,
-        block_size: i64,
-        keys: memoryview,
-        sessions: list[str | None],
-        integers: tuple[vec[i64], vec[i64], vec[i64], vec[i64], vec[i64]],
-    ) -> None:
-        """``integers``: first keys, end keys, prompt tokens, most output tokens, turns."""
-        self._block_tokens: float = float(block_size)
-        self._keys: memoryview = keys
-        self._sessions: list[str | None] = sessions
-        self._first_keys, self._end_keys, self._prompt_tokens, self._most_tokens, self._turns = integers
-
-    def request(self, index: i64, number: i64, now_ms: float) -> RoutedRequest:
-        """Return the request at ``index`` as the ``number``-th that the router chooses an engine for."""
-        session = self._sessions[index]
-        return RoutedRequest(
-            number,
-            now_ms / 1e3,
-            None if session is None else session.encode(),
-            self._keys[self._first_keys[index] : self._end_keys[index]],
-            self._block_tokens,
-            self._prompt_tokens[index],
-            self._most_tokens[index] or None,
-            self._turns[index] or None,
-        )
+Routed = tuple[bytes | None, Sequence[int], float, int, int | None, int | None]
+"""Fields of a ``RoutedRequest`` behind its number and its arrival."""
 
 
 class Dispatch:
@@ -57,25 +22,20 @@ class Dispatch:
     def __init__(
         self,
         fleet: Fleet,
-        routed: RoutedLoad,
+        routed: list[Routed],
         router: Router | None,
         *,
         table: Sequence[int] = (),
         incidents: "Timeline | None" = None,
-        caches: "TrueCaches | None" = None,
     ) -> None:
-        """``caches``: the router's knowledge, if it is complete."""
         self.fleet: Fleet = fleet
         self.router: Router | None = router
         self.engine_of: list[int] = [NONE] * len(fleet.requests)
-        self._routed: RoutedLoad = routed
+        self._routed: list[Routed] = routed
         self._incidents: Timeline | None = incidents
-        self._caches: TrueCaches | None = caches
         self._table: Sequence[int] = table
-        if caches is not None:
-            caches.fleet = fleet
         self._number_of: list[int] = [NONE] * len(fleet.requests)
-        self._chosen: i64 = 0
+        self._chosen: int = 0
 
     def run(self) -> None:
         fleet = self.fleet
@@ -95,17 +55,19 @@ class Dispatch:
 
     def _tell(self) -> None:
         """Tell the router of first tokens and ends up to now."""
-        router, incidents, told = self.router, self._incidents, self.fleet.told()
+        router, events = self.router, self.fleet.events
         if router is None:
             return
-        for time_ms, code in told:
+        while events.size > 0 and events.next_ms <= self.fleet.known_ms:
+            time_ms, code = events.next_ms, events.next_code
+            events.pop()
             place = code >> 1
             if code & 1 == FIRST_TOKEN:
                 router.first_token(self._number_of[place])
                 continue
             router.ended(self._number_of[place], time_ms / 1e3)
-            if incidents is not None:
-                incidents.ended(self, self.engine_of[place], time_ms)
+            if self._incidents is not None:
+                self._incidents.ended(self, self.engine_of[place], time_ms)
 
     def _send(self, place: int) -> int:
         """Choose an engine for the request that has just come; return where the fleet stops next."""
@@ -116,9 +78,7 @@ class Dispatch:
         if router is None:
             self.engine_of[place] = self._table[place]
             return fleet.advance(place, self._table[place])
-        request = self._routed.request(place, self._chosen, fleet.now_ms)
-        if self._caches is not None:
-            self._caches.place = place
+        request = RoutedRequest(self._chosen, fleet.now_ms / 1e3, *self._routed[place])
         engine = router.choose(request)
         if incidents is not None and not incidents.is_up(engine):
             fleet.end_here(place, NO_ENGINE)
@@ -259,22 +219,3 @@ class Timeline:
     def _next_in_turn(self, engine: int, at_ms: float) -> None:
         if engine + 1 < len(self._up):
             self._note(at_ms, self._drain, engine + 1)
-
-
-class TrueCaches:
-    """Complete knowledge: the engines' caches as they are when the request in hand comes."""
-
-    def __init__(self) -> None:
-        self.fleet: Fleet | None = None
-        self.place: int = NONE
-        """Request in hand; ``Dispatch`` sets it, and the fleet."""
-
-    def overlaps(self, blocks: Sequence[int], now_s: float) -> Sequence[int]:
-        assert self.fleet is not None
-        return self.fleet.cached_blocks(self.place)
-
-    def sent(self, place: int, blocks: Sequence[int], now_s: float) -> None:
-        """Learn nothing: the caches tell."""
-
-    def forget(self, place: int) -> None:
-        """Learn nothing: the caches tell."""

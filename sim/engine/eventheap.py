@@ -20,17 +20,12 @@ class EventHeap:
         self.size: i64 = 0
         self.next_ms: float = NEVER_MS
         """Time of the next event; infinity: there is none."""
+        self.next_code: i64 = 0
         self._times_ms: vec[float] = vec[float]()
         self._codes: vec[i64] = vec[i64]()
+        self._slots: vec[i64] = vec[i64]()
+        """Places in ``_requests``; those of events that are gone are behind the others."""
         self._requests: list[SimulatedRequest] = []
-
-    def next_code(self) -> i64:
-        """Code of the next event."""
-        return self._codes[0]
-
-    def next_request(self) -> SimulatedRequest:
-        """Request of the next event."""
-        return self._requests[0]
 
     def push(self, time_ms: float, code: i64, request: SimulatedRequest) -> None:
         """Add an event; of one time, the smallest code comes first."""
@@ -39,23 +34,27 @@ class EventHeap:
         if at == i64(len(self._requests)):
             self._times_ms = append(self._times_ms, time_ms)
             self._codes = append(self._codes, code)
+            self._slots = append(self._slots, at)
             self._requests.append(request)
+        slot = self._slots[at]
+        self._requests[slot] = request
         while at > 0:
             parent = (at - 1) >> 1
             if not self._is_before(time_ms, code, parent):
                 break
             self._move(parent, at)
             at = parent
-        self._put(at, time_ms, code, request)
-        self.next_ms = self._times_ms[0]
+        self._put(at, time_ms, code, slot)
+        self._see_next()
 
-    def pop(self) -> None:
-        """Remove the next event."""
+    def pop(self) -> SimulatedRequest:
+        """Remove the next event; return its request."""
         self.size -= 1
         last = self.size
         time_ms = self._times_ms[last]
         code = self._codes[last]
-        request = self._requests[last]
+        slot = self._slots[last]
+        popped = self._slots[last] = self._slots[0]
         at: i64 = 0
         while True:
             child = 2 * at + 1
@@ -68,19 +67,32 @@ class EventHeap:
                 break
             self._move(child, at)
             at = child
-        self._put(at, time_ms, code, request)
-        self.next_ms = self._times_ms[0] if last > 0 else NEVER_MS
+        if last > 0:
+            self._put(at, time_ms, code, slot)
+        self._see_next()
+        return self._requests[popped]
+
+    def _see_next(self) -> None:
+        self.next_ms = self._times_ms[0] if self.size > 0 else NEVER_MS
+        self.next_code = self._codes[0]
 
     def _is_before(self, time_ms: float, code: i64, at: i64) -> bool:
         return time_ms < self._times_ms[at] or (time_ms == self._times_ms[at] and code < self._codes[at])
 
     def _move(self, source: i64, target: i64) -> None:
-        self._put(target, self._times_ms[source], self._codes[source], self._requests[source])
+        self._put(target, self._times_ms[source], self._codes[source], self._slots[source])
 
-    def _put(self, at: i64, time_ms: float, code: i64, request: SimulatedRequest) -> None:
+    def _put(self, at: i64, time_ms: float, code: i64, slot: i64) -> None:
         self._times_ms[at] = time_ms
         self._codes[at] = code
-        self._requests[at] = request
+        self._slots[at] = slot
+
+
+def push_first_turns(arrivals: EventHeap, requests: list[SimulatedRequest]) -> None:
+    """Let those requests arrive that wait for no other."""
+    for request in requests:
+        if not request.has_parent:
+            arrivals.push(request.arrival_ms, request.index, request)
 
 
 def push_next_turns(arrivals: EventHeap, request: SimulatedRequest) -> None:

@@ -6,7 +6,7 @@ than the step that the arrival has to wait for, and each does what it would do a
 mypyc compiles this module.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf, isnan, nan, nextafter
 from typing import Final
 
@@ -14,7 +14,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from sim.engine.apiserver import SHARED_CORE
-from sim.engine.eventheap import EventHeap, push_next_turns
+from sim.engine.eventheap import EventHeap, push_first_turns, push_next_turns
 from sim.engine.loop import Engine
 from sim.engine.simulatedrequest import (
     ABORTED,
@@ -52,10 +52,9 @@ class Life:
         self.has_served: bool = False
         self.resumes_ms: float = inf
         """Nothing happens in the engine before."""
-        self.bound_ms: float = inf
-        """No session that waits for the engine goes on before."""
         self.think_ms: float = inf
-        """Shortest think time after the requests in flight."""
+        """Shortest think time after the requests in flight: no session that waits for the engine goes on before
+        ``resumes_ms`` and this time."""
 
 
 class Fleet:
@@ -82,24 +81,25 @@ class Fleet:
         self.now_ms: float = now_ms
         self.stop_ms: float = inf
         """Where ``advance`` returns in any case."""
+        self._coming: i64 = NONE
+        """Request that ``advance`` returned last."""
         self._block_size: i64 = block_size
         self._make_life: Callable[[i64, i64], Life] = make_life
-        self._arrivals: EventHeap = EventHeap()
-        self._events: EventHeap = EventHeap()
+        self.events: EventHeap = EventHeap()
         """First tokens and ends that the router has not been told."""
-        self._told: list[tuple[float, int]] = []
+        self.known_ms: float = now_ms
+        """No event of up to this time is to come."""
+        self._arrivals: EventHeap = EventHeap()
         for number in range(engines):
             self._begin_life(number)
+        for request in requests:
+            for child in request.children:
+                request.next_think_ms = min(request.next_think_ms, child.think_ms)
+        push_first_turns(self._arrivals, requests)
 
     def submit(self, request: SimulatedRequest, arrival_ms: float) -> None:
         """Let a request arrive at the router."""
         self._arrivals.push(arrival_ms, request.index, request)
-
-    def told(self) -> list[tuple[float, int]]:
-        """Return times and codes of first tokens and ends since the last call, in order."""
-        told = self._told
-        self._told = []
-        return told
 
     def advance(self, place: i64 = NONE, engine: i64 = NONE) -> i64:
         """Hand the request at ``place`` over to an engine, and run to the next one that needs an engine. Return its
@@ -112,28 +112,32 @@ class Fleet:
             if life is not None:
                 self._run_life(life, until_ms)
                 continue
-            while self._events.next_ms <= until_ms and self._events.size > 0:
-                self._told.append((self._events.next_ms, int(self._events.next_code())))
-                self._events.pop()
+            self.known_ms = until_ms
             if until_ms == inf:
                 return ALL_ENDED
             self.now_ms = until_ms
             if self.stop_ms <= self._arrivals.next_ms:
                 return AT_STOP
-            request = self._arrivals.next_request()
-            self._arrivals.pop()
+            request = self._arrivals.pop()
+            self._coming = request.index
             if self._needs_engine(request):
                 return request.index
 
-    def cached_blocks(self, place: i64) -> list[int]:
-        """Return, by engine, the leading blocks cached of the request at ``place``, which has just come."""
-        request = self.requests[place]
+    def overlaps(self, blocks: Sequence[int], now_s: float) -> list[int]:
+        """Return, by engine, the leading blocks cached of the request that has just come: complete knowledge."""
+        request = self.requests[self._coming]
         cached: list[int] = []
         for life in self.current:
             scheduler = life.engine.scheduler
             hit_tokens = scheduler.cache.look_up(request) if scheduler.accepts(request) else 0
             cached.append(int(hit_tokens // self._block_size))
         return cached
+
+    def sent(self, place: int, blocks: Sequence[int], now_s: float) -> None:
+        """Learn nothing: the caches tell."""
+
+    def forget(self, place: int) -> None:
+        """Learn nothing: the caches tell."""
 
     def lose(self, number: i64) -> tuple[list[int], list[int]]:
         """End an engine's life now; return its requests that come to the router again, having no token yet, and those
@@ -221,7 +225,6 @@ class Fleet:
         if left_ms < engine.now_ms:  # the router sees that the client goes, even during the engine's step
             life.resumes_ms = min(life.resumes_ms, left_ms)
         life.think_ms = min(life.think_ms, request.next_think_ms)
-        life.bound_ms = min(life.bound_ms, life.resumes_ms + request.next_think_ms)
 
     def _furthest_behind(self, until_ms: float) -> Life | None:
         """Return the life that has something to do before all others and before ``until_ms``."""
@@ -235,8 +238,9 @@ class Fleet:
     def _run_life(self, life: Life, until_ms: float) -> None:
         """Run an engine to ``until_ms``, or to where another one may let a session go on."""
         for other in self.current:
-            if other is not life and other.bound_ms < until_ms:
-                until_ms = min(until_ms, nextafter(other.bound_ms, inf))
+            goes_on_ms = other.resumes_ms + other.think_ms
+            if other is not life and goes_on_ms < until_ms:
+                until_ms = min(until_ms, nextafter(goes_on_ms, inf))
         if life.engine.server.placement == SHARED_CORE:  # a turn that comes during a step delays the step
             until_ms = min(until_ms, nextafter(self._after_leaving_ms(life), inf))
         done = life.engine.run(until_ms)
@@ -244,7 +248,6 @@ class Fleet:
         if life.engine.has_news or life.engine.is_paused():
             life.engine.has_news = False
             life.think_ms = self._collect(life)
-        life.bound_ms = life.resumes_ms + life.think_ms
 
     def _after_leaving_ms(self, life: Life) -> float:
         """Return the first time at which a session may go on whose client goes before its answer's end."""
@@ -298,30 +301,30 @@ class Fleet:
         push_next_turns(self._arrivals, request)
 
     def _note(self, time_ms: float, request: SimulatedRequest, kind: i64) -> None:
-        self._events.push(time_ms, 2 * request.index + kind, request)
+        self.events.push(time_ms, 2 * request.index + kind, request)
 
     def _forget_events(self, life: Life) -> list[int]:
         """Forget what the router was to be told of a life later, and the turns that would follow; return the places of
         these requests."""
         undone: list[int] = []
         events = EventHeap()
-        while self._events.size > 0:
-            request = self._events.next_request()
+        while self.events.size > 0:
+            time_ms, code = self.events.next_ms, self.events.next_code
+            request = self.events.pop()
             if request.life == life.index and request.outcome != UNSERVABLE:
                 undone.append(int(request.index))
             else:
-                events.push(self._events.next_ms, self._events.next_code(), request)
-            self._events.pop()
-        self._events = events
+                events.push(time_ms, code, request)
+        self.events = events
         early: set[int] = set()
         for place in undone:
             for child in self.requests[place].children:
                 early.add(int(child.index))
         arrivals = EventHeap()
         while self._arrivals.size > 0:
-            request = self._arrivals.next_request()
+            time_ms = self._arrivals.next_ms
+            request = self._arrivals.pop()
             if int(request.index) not in early:
-                arrivals.push(self._arrivals.next_ms, request.index, request)
-            self._arrivals.pop()
+                arrivals.push(time_ms, request.index, request)
         self._arrivals = arrivals
         return undone

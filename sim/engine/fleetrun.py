@@ -7,9 +7,9 @@ from engines.routing.costs import prefill_ms, routing_costs
 from engines.routing.router import Router
 from engines.routing.routes import Route, make_router
 from sim.engine.deployment import Deployment
-from sim.engine.dispatch import Dispatch, RoutedLoad, Timeline, TrueCaches
+from sim.engine.dispatch import Dispatch, Routed, Timeline
 from sim.engine.fleetplan import FleetPlan
-from sim.engine.fleets import FleetEngine, FleetLoad, words_of
+from sim.engine.fleets import FleetEngine, FleetLoad, upstreams_of
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -39,7 +39,7 @@ def engines_of(
 
 def run_fleet(
     arrivals: Arrivals,
-    routed: RoutedLoad,
+    routed: list[Routed],
     engines: Sequence[FleetEngine],
     plan: FleetPlan,
     seed: int | None,
@@ -47,32 +47,31 @@ def run_fleet(
     keeps_rows: bool = False,
 ) -> FleetLoad:
     """Run a workload through a fleet to its end."""
-    route, router, caches, table = plan.parsed_route(), None, None, list[int]()
+    route, router, table = plan.parsed_route(), None, list[int]()
+    load = FleetLoad(arrivals, engines, seed, keeps_rows=keeps_rows)
     if route is None:
         places = {name: place for place, name in enumerate(plan.names)}
-        table = [0 if name is None else places[name] for name in words_of(arrivals, "upstream")]
+        table = [0 if name is None else places[name] for name in upstreams_of(arrivals)]
     else:
-        if route.kind.uses_cache and route.knowledge == "complete":
-            caches = TrueCaches()
-        router = _router(route, engines, caches)
-    load = FleetLoad(arrivals, engines, seed, keeps_rows=keeps_rows)
+        router = _router(route, load)
     incidents = None
     if plan.events:
         start_ms = float(arrivals.arrival_ms.min(initial=inf))
         incidents = Timeline(plan.events, len(engines), start_ms)
-    load.dispatch = Dispatch(load.fleet, routed, router, table=table, incidents=incidents, caches=caches)
+    load.dispatch = Dispatch(load.fleet, routed, router, table=table, incidents=incidents)
     load.dispatch.run()
     return load
 
 
-def _router(route: Route, engines: Sequence[FleetEngine], caches: TrueCaches | None) -> Router:
+def _router(route: Route, load: FleetLoad) -> Router:
+    engines = load.engines
     costs = [routing_costs(one.model.cost_by_name, one.config.max_num_batched_tokens) for one in engines]
     times_ms = [one.t0_ms + prefill_ms(one, _TOKENS, 0.0) for one in costs]
     mixed = len(set(times_ms)) > 1
     return make_router(
         route,
         [engine.name for engine in engines],
-        complete=caches,
+        complete=load.fleet,
         capacity_blocks=min(engine.config.usable_blocks for engine in engines),
         costs=costs,
         speeds=[times_ms[0] / own_ms for own_ms in times_ms] if mixed and min(times_ms) > 0.0 else (),

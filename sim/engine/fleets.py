@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
-from librt.vecs import vec
-from mypy_extensions import i64
 
-from measure.cache.vectors import floats, integers
+from measure.cache.vectors import floats
 from sim.engine.deployment import Deployment
-from sim.engine.dispatch import Dispatch, RoutedLoad
+from sim.engine.dispatch import Dispatch, Routed
 from sim.engine.fleet import NONE, Fleet, Life
 from sim.engine.results import EngineResults, Results
 from sim.engine.simulatedrequest import SimulatedRequest
@@ -19,7 +18,7 @@ from sim.engine.tiers import TierTraffic, traffic_of
 from sim.latency.modelfile import Model
 from sim.latency.noise import frontend_factors
 from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import NOBODY, Arrivals
+from sim.workload.arrivals import Arrivals
 from tracefile.records.arrays import IntArray
 
 
@@ -33,37 +32,31 @@ class FleetEngine:
     deployment: Deployment | None = None
 
 
-def routed_load(arrivals: Arrivals, block_size: int) -> RoutedLoad:
+def routed_requests(arrivals: Arrivals, block_size: int) -> list[Routed]:
     """Return the requests of a workload as a router sees them."""
-    first_keys = np.cumsum(arrivals.known) - arrivals.known
-    return RoutedLoad(
-        block_size,
-        arrivals.hashes.data,
-        words_of(arrivals, "session_id"),
-        (
-            integers(first_keys),
-            integers(first_keys + np.minimum(arrivals.known, arrivals.prompt_tokens // block_size)),
-            integers(arrivals.prompt_tokens),
-            _numbers(arrivals, "max_tokens"),
-            _numbers(arrivals, "turn"),
-        ),
+    starts = np.cumsum(arrivals.known) - arrivals.known
+    ends = starts + np.minimum(arrivals.known, arrivals.prompt_tokens // block_size)
+    limits, turns = (
+        _in_order(arrivals, [source.numbers(name).tolist() for source in arrivals.sources])
+        for name in ("max_tokens", "turn")
     )
+    sessions = _in_order(arrivals, [source.words("session_id") for source in arrivals.sources])
+    columns = (sessions, starts.tolist(), ends.tolist(), arrivals.prompt_tokens.tolist(), limits, turns)
+    keys, block_tokens = arrivals.hashes.data, float(block_size)
+    return [
+        (word if word is None else word.encode(), keys[start:end], block_tokens, tokens, limit or None, turn or None)
+        for word, start, end, tokens, limit, turn in zip(*columns, strict=True)
+    ]
 
 
-def words_of(arrivals: Arrivals, name: str) -> list[str | None]:
-    """Return a field of text of the requests."""
-    words = [word for source in arrivals.sources for word in source.words(name)]
-    return [words[row] for row in _rows(arrivals).tolist()]
+def upstreams_of(arrivals: Arrivals) -> list[str | None]:
+    """Return the server of each request in the capture."""
+    return _in_order(arrivals, [source.words("upstream") for source in arrivals.sources])
 
 
-def _numbers(arrivals: Arrivals, name: str) -> vec[i64]:
-    return integers(np.concatenate([source.numbers(name) for source in arrivals.sources])[_rows(arrivals)])
-
-
-def _rows(arrivals: Arrivals) -> IntArray:
-    """Return the row of each request in its sources, one after another."""
-    starts = np.cumsum([0, *map(len, arrivals.sources)])
-    return np.asarray(starts[arrivals.source] + arrivals.rows)
+def _in_order(arrivals: Arrivals, columns: list[Any]) -> list[Any]:
+    """Return a field of the requests; ``columns``: that of each source."""
+    return [columns[source][row] for source, row in zip(arrivals.source.tolist(), arrivals.rows.tolist(), strict=True)]
 
 
 class FleetLoad:
@@ -81,10 +74,6 @@ class FleetLoad:
         start_ms = min(float(arrivals.arrival_ms.min(initial=0.0)), 0.0)
         make_life = partial(_make_life, arrivals.ids, engines, seed, start_ms, keeps_rows)
         self.fleet = Fleet(requests, len(engines), make_life, block_size=block_size, now_ms=start_ms)
-        for request in requests:
-            request.next_think_ms = min((child.think_ms for child in request.children), default=np.inf)
-        for place in np.flatnonzero(arrivals.parents == NOBODY).tolist():
-            self.fleet.submit(requests[place], requests[place].arrival_ms)
 
     @property
     def requests(self) -> list[SimulatedRequest]:
@@ -115,13 +104,7 @@ class FleetLoad:
         return traffic_of([life.engine for life in self.fleet.lives], [life.engine for life in self.fleet.current])
 
     def _results_in(self, places: IntArray, life: Life, upstream: str | None) -> EngineResults:
-        served = []
-        for place in places.tolist():
-            request = self.requests[place]
-            one = request.served or request
-            one.outcome, one.arrival_ms, one.num_seen = request.outcome, request.arrival_ms, request.num_seen
-            one.ttft_ms, one.e2e_ms = request.ttft_ms, request.e2e_ms
-            served.append(one)
+        served = [self.requests[place].as_served() for place in places.tolist()]
         return EngineResults(served, places, life.engine.seen_ms, upstream)
 
 

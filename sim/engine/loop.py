@@ -21,6 +21,7 @@ from sim.engine.simulatedrequest import (
 )
 from sim.latency.stepcost import StepCost
 from sim.latency.stepnoise import StepNoise
+from sim.vllm.kvcache import UNLIMITED
 from sim.vllm.request import LOADING
 from sim.vllm.scheduler import Scheduler, Step
 from tracefile.records.errors import InputError
@@ -35,7 +36,6 @@ DONE: Final = 2
 """Nothing is left to arrive or to compute."""
 PAUSED: Final = 3
 """The clock is at the horizon."""
-UNLIMITED: Final = 1 << 62
 ROUNDING: Final = 1.0 + 1e-9
 
 
@@ -77,7 +77,7 @@ class Engine:
         self._ahead: bool = composes_ahead
         self._keeps_rows: bool = keeps_rows
         self._shares_core: bool = server.placement == SHARED_CORE
-        self._arrivals: EventHeap = EventHeap()
+        self.arrivals: EventHeap = EventHeap()
         self._events: EventHeap = EventHeap()
         self._steps: tuple[Step, Step] = (Step(), Step())
         self._composed: Step | None = None
@@ -100,11 +100,11 @@ class Engine:
 
     def submit(self, request: SimulatedRequest, arrival_ms: float) -> None:
         """Let a request arrive."""
-        self._arrivals.push(arrival_ms, request.index, request)
+        self.arrivals.push(arrival_ms, request.index, request)
 
     def next_ms(self) -> float:
         """Time of the next event; infinity: there is none."""
-        return min(self._arrivals.next_ms, self._events.next_ms)
+        return min(self.arrivals.next_ms, self._events.next_ms)
 
     def run(self, horizon_ms: float = inf) -> bool:
         """Run up to the horizon; True if nothing is left to arrive or to compute.
@@ -213,9 +213,9 @@ class Engine:
     def _share_core(self) -> bool:
         """Run the step beside the API server's work; False: the step pauses."""
         while self._left_ms > 0.0:
-            while self._arrivals.next_ms <= self.now_ms:
+            while self.arrivals.next_ms <= self.now_ms:
                 self._next_arrival()
-            until_ms = self._arrivals.next_ms
+            until_ms = self.arrivals.next_ms
             self.now_ms, self._left_ms = self.server.run_beside(self.now_ms, self._left_ms, until_ms, self.horizon_ms)
             if self._left_ms > 0.0 and self.now_ms < until_ms:
                 return False
@@ -281,13 +281,12 @@ class Engine:
         """Deliver all events up to now, in order; of one time, arrivals first."""
         events = self._events
         while self.next_ms() <= self.now_ms and self.next_ms() < self.horizon_ms:
-            if self._arrivals.next_ms <= events.next_ms:
+            if self.arrivals.next_ms <= events.next_ms:
                 self._next_arrival()
                 continue
             time_ms = events.next_ms
-            kind = events.next_code() >> 40
-            request = events.next_request()
-            events.pop()
+            kind = events.next_code >> 40
+            request = events.pop()
             if kind == ENTRY:
                 if request.outcome == NO_OUTCOME:
                     request.entry_ms = time_ms
@@ -299,9 +298,8 @@ class Engine:
 
     def _next_arrival(self) -> None:
         """Let the API server work on the next request that arrives, or refuse it."""
-        time_ms = self._arrivals.next_ms
-        request = self._arrivals.next_request()
-        self._arrivals.pop()
+        time_ms = self.arrivals.next_ms
+        request = self.arrivals.pop()
         request.arrival_ms = time_ms
         if request.is_as_recorded:
             request.e2e_ms = request.recorded_e2e_ms
@@ -345,7 +343,7 @@ class Engine:
         if outcome == ABORTED:
             request.e2e_ms = request.abort_after_ms
         self.horizon_ms = min(self.horizon_ms, request.end_ms() + request.next_think_ms)
-        push_next_turns(self._arrivals, request)
+        push_next_turns(self.arrivals, request)
 
     def _begin_repeat(self, step: Step) -> None:
         """Let steps repeat ``step`` without the scheduler: decodes only, none of which ends or needs a block. A request

@@ -28,8 +28,9 @@ from sim.engine.fleetplan import (
     fleet_plan,
 )
 from sim.engine.fleetrun import engines_of, run_fleet
-from sim.engine.fleets import FleetEngine, FleetLoad, routed_load, words_of
+from sim.engine.fleets import FleetEngine, FleetLoad, routed_requests, upstreams_of
 from sim.engine.incidents import settings_of
+from sim.engine.loop import Engine
 from sim.engine.results import EngineResults, Results
 from sim.engine.tiers import TierTraffic
 from sim.latency.fittraces import refuse_fitted
@@ -198,50 +199,57 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
     deployment.require_room(arrivals, engine.block_size)
     inputs = [trace, *arguments.latency_model]
     check_new(arguments.output, inputs=inputs, overwrite=arguments.overwrite)
-    finished: EngineRun | FleetRun
     if _asks_fleet(arguments, models):
-        finished = _run_fleet(arguments, arrivals, models, deployment, seed)
+        finished, fleet = _run_fleet(arguments, arrivals, models, deployment, seed)
     else:
-        finished = EngineRun(arrivals, engine, model, seed, deployment.tiers)
-    fleet = {"fleet": finished.meta()} if isinstance(finished, FleetRun) else {}
+        finished, fleet = run_engine(arrivals, engine, model, seed, deployment.tiers), {}
     told = {"validation": said, **deployment.meta(), **fleet}
     header = msgspec.structs.replace(header, extra={**header.extra, **told})
     keep_hashes = not arguments.cold_prompts
-    records = outcomes.finished_records(finished.results(), engine.block_size, keep_hashes=keep_hashes)
+    records = outcomes.finished_records(finished.results, engine.block_size, keep_hashes=keep_hashes)
     with new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer:
-        summary = summarise(_written(records, writer), finished.preemptions, finished.engine_steps)
+        summary = summarise(written(records, writer), finished.preemptions, finished.steps)
     return replace(
         summary,
-        fleet=finished.summary() if isinstance(finished, FleetRun) else None,
+        fleet=finished.fleet,
         tiers=finished.traffic if deployment.tiers else None,
         assumptions=tuple(deployment.assumptions()),
     )
 
 
-def _written(records: Iterable[Record], writer: TraceWriter) -> Iterator[Record]:
+def written(records: Iterable[Record], writer: TraceWriter) -> Iterator[Record]:
+    """Yield the records once they are written."""
     for record in records:
         writer.write(record)
         yield record
 
 
-class EngineRun:
-    """A run of one engine."""
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """A run of one engine or of a fleet."""
 
-    def __init__(
-        self, arrivals: Arrivals, config: EngineConfig, model: Model, seed: int | None, deployment: Deployment | None
-    ) -> None:
-        self._arrivals = arrivals
-        self._simulation = simulations.simulate(arrivals, config, model, seed, deployment=deployment)
-        self.preemptions = int(self._simulation.engine.preemptions)
-        self.engine_steps = int(self._simulation.engine.engine_steps)
+    results: Results
+    engines: list[Engine]
+    """Each life of an engine."""
+    traffic: TierTraffic
+    fleet: FleetSummary | None = None
 
     @property
-    def traffic(self) -> TierTraffic:
-        return tiers.traffic_of([self._simulation.engine])
+    def preemptions(self) -> int:
+        return sum(int(engine.preemptions) for engine in self.engines)
 
-    def results(self) -> Results:
-        run, places = self._simulation, np.arange(len(self._arrivals))
-        return Results(self._arrivals, [EngineResults(run.requests, places, run.engine.seen_ms)])
+    @property
+    def steps(self) -> int:
+        return sum(int(engine.engine_steps) for engine in self.engines)
+
+
+def run_engine(
+    arrivals: Arrivals, config: EngineConfig, model: Model, seed: int | None, deployment: Deployment | None = None
+) -> FinishedRun:
+    """Run a workload on one engine."""
+    run = simulations.simulate(arrivals, config, model, seed, deployment=deployment)
+    results = EngineResults(run.requests, np.arange(len(arrivals)), run.engine.seen_ms)
+    return FinishedRun(Results(arrivals, [results]), [run.engine], tiers.traffic_of([run.engine]))
 
 
 def _deployed(model: Model, arguments: argparse.Namespace, deployment: Deployment) -> EngineConfig:
@@ -263,54 +271,34 @@ def _asks_fleet(arguments: argparse.Namespace, models: Sequence[Model]) -> bool:
 
 
 def _run_fleet(
-    arguments: argparse.Namespace,
-    arrivals: Arrivals,
-    models: Sequence[Model],
-    deployment: Deployment,
-    seed: int | None,
-) -> "FleetRun":
-    """Run ``arrivals`` through the fleet that the flags ask for."""
+    arguments: argparse.Namespace, arrivals: Arrivals, models: Sequence[Model], deployment: Deployment, seed: int | None
+) -> tuple[FinishedRun, dict[str, Any]]:
+    """Run ``arrivals`` through the fleet that the flags ask for; return its settings, too."""
     configs = {id(model): _deployed(model, arguments, deployment) for model in models}
-    plan = fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: words_of(arrivals, "upstream"))
+    plan = fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: upstreams_of(arrivals))
     assert plan is not None
     engines = engines_of(plan, models, lambda model: configs[id(model)], deployment)
-    routed = routed_load(arrivals, configs[id(models[0])].block_size)
-    return FleetRun(plan, engines, run_fleet(arrivals, routed, engines, plan, seed))
+    routed = routed_requests(arrivals, configs[id(models[0])].block_size)
+    load = run_fleet(arrivals, routed, engines, plan, seed)
+    lives = [life.engine for life in load.fleet.lives]
+    meta = {
+        "engines": list(plan.names),
+        "route": plan.route,
+        "events": [settings_of(event) for event in plan.events],
+    }
+    results = load.results()
+    return FinishedRun(results, lives, load.traffic, _fleet_summary(plan, engines, load)), {"fleet": meta}
 
 
-class FleetRun:
-    """A fleet's run that has ended."""
-
-    def __init__(self, plan: FleetPlan, engines: Sequence[FleetEngine], load: FleetLoad) -> None:
-        self._plan, self._engines, self._load = plan, engines, load
-        self.preemptions = sum(int(life.engine.preemptions) for life in load.fleet.lives)
-        self.engine_steps = sum(int(life.engine.engine_steps) for life in load.fleet.lives)
-
-    @property
-    def traffic(self) -> TierTraffic:
-        return self._load.traffic
-
-    def meta(self) -> dict[str, Any]:
-        """Return settings that decided the run besides one engine's settings."""
-        events = [settings_of(event) for event in self._plan.events]
-        return {"engines": list(self._plan.names), "route": self._plan.route, "events": events}
-
-    def results(self) -> Results:
-        return self._load.results()
-
-    def summary(self) -> FleetSummary:
-        first_ms = float(self._load.arrivals.arrival_ms.min(initial=np.inf))
-        events = [
-            ((at_ms - first_ms) / 1e3, what, self._engines[engine].name)
-            for at_ms, what, engine in self._load.dispatch.log
-        ]
-        failed = Counter(request.outcome for request in self._load.requests)
-        return FleetSummary(
-            route=self._plan.route,
-            engines=len(self._engines),
-            events=events,
-            not_served={error: failed[outcome] for outcome, error in outcomes.BY_FLEET.items() if failed[outcome]},
-        )
+def _fleet_summary(plan: FleetPlan, engines: Sequence[FleetEngine], load: FleetLoad) -> FleetSummary:
+    first_ms = float(load.arrivals.arrival_ms.min(initial=np.inf))
+    failed = Counter(request.outcome for request in load.requests)
+    return FleetSummary(
+        route=plan.route,
+        engines=len(engines),
+        events=[((at_ms - first_ms) / 1e3, what, engines[engine].name) for at_ms, what, engine in load.dispatch.log],
+        not_served={error: failed[outcome] for outcome, error in outcomes.BY_FLEET.items() if failed[outcome]},
+    )
 
 
 def read_arrivals(reader: TraceReader, engine: EngineConfig, arguments: argparse.Namespace) -> Arrivals:

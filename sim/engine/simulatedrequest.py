@@ -30,6 +30,8 @@ class SimulatedRequest(Request):
     """
 
     outcome: i64 = NO_OUTCOME
+    has_parent: bool = False
+    """It waits for the end of another request."""
     is_as_recorded: bool = False
     think_ms: float = nan
     next_think_ms: float = inf
@@ -80,6 +82,18 @@ class SimulatedRequest(Request):
         request.abort_after_ms = self.abort_after_ms
         request.next_think_ms = self.next_think_ms
         return request
+
+    def as_served(self) -> "SimulatedRequest":
+        """Return the request as its engine has it, with what the router saw of it; itself if no engine got it."""
+        served = self.served
+        if served is None:
+            return self
+        served.outcome = self.outcome
+        served.arrival_ms = self.arrival_ms
+        served.num_seen = self.num_seen
+        served.ttft_ms = self.ttft_ms
+        served.e2e_ms = self.e2e_ms
+        return served
 
     def see_tokens(self, step: i64, count: i64) -> None:
         """Note a token in each of ``count`` steps from ``step`` on."""

@@ -10,6 +10,7 @@ from measure.cache.vectors import array_of, floats, integers
 from sim.engine.apiserver import PLACEMENTS, ApiServer
 from sim.engine.columns import RequestColumns, TokenRuns
 from sim.engine.deployment import Deployment
+from sim.engine.eventheap import push_first_turns
 from sim.engine.loop import Engine
 from sim.engine.simulatedrequest import SimulatedRequest
 from sim.latency.modelfile import Model
@@ -192,7 +193,6 @@ def simulate(
     engine = make_engine(
         config, model, seed, deployment=deployment, cache=cache, now_ms=start_ms, keeps_rows=keeps_rows
     )
-    for place in np.flatnonzero(arrivals.parents == NOBODY).tolist():
-        engine.submit(requests[place], requests[place].arrival_ms)
+    push_first_turns(engine.arrivals, requests)
     engine.run()
     return Simulation(engine, requests)

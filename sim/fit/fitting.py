@@ -67,7 +67,6 @@ class FitConfig:
     """None: try all, keep the best."""
     extra_terms: tuple[str, ...] | None = None
     """Terms beyond the default ones. None: those that predict captures which they were not fitted on."""
-    overwrite: bool = False
 
 
 @dataclass(frozen=True, slots=True)

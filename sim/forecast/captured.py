@@ -93,8 +93,8 @@ class Load:
         return not roots.runs.all() or bool(simulation.servable(roots, self.engine).any())
 
 
-def read_captured(path: Path, model: Model, *, paced: bool | None) -> Captured:
-    """Read a trace that the model was not fitted on. ``paced`` None: as it was."""
+def read_captured(path: Path, model: Model) -> Captured:
+    """Read a trace that the model was not fitted on."""
     digest, (meta, records) = trace_digest(path), load_trace(path)
     refuse_fitted(model.fitted_on, path, digest, records)
     fitted = model.engine
@@ -102,9 +102,7 @@ def read_captured(path: Path, model: Model, *, paced: bool | None) -> Captured:
         refuse_other_attention(meta, path, "a model of sim calibrate --kv-groups")
     if not records:
         raise InputError(f"{path}: no records; expected at least one request")
-    if paced is None:
-        paced = _was_paced(meta, records)
-    if paced:
+    if paced := _was_paced(meta, records):
         records = arrivalorder.linked_records(meta, records, path)
     return Captured(path, digest, meta, records, captured_engine(fitted, meta, records), paced)
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sim.engine.columns import ResultColumns
 from sim.engine.fleetplan import FleetPlan
 from sim.engine.fleetrun import run_fleet
-from sim.engine.fleets import FleetEngine, FleetLoad, routed_load
+from sim.engine.fleets import FleetEngine, FleetLoad, routed_requests
 from sim.engine.simulation import gaps_of, seen_ms_of
 from sim.forecast.captured import Load
 from sim.forecast.ensemble import Forecast, RunOne, forecast, seen_columns
@@ -45,7 +45,7 @@ def forecast_load(
 
 def _lay_out(load: Load, arrivals: Arrivals) -> RunOne:
     """Return a function that runs a load's fleet on a member's model and noise."""
-    plan, routed = load.fleet, routed_load(arrivals, load.engine.block_size)
+    plan, routed = load.fleet, routed_requests(arrivals, load.engine.block_size)
     assert plan is not None  # or one engine runs it
 
     def run_member(model: Model, seed: int | None) -> Seen:
@@ -73,7 +73,7 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, float]:
     if load.fleet is None:
         point = run_point(load.arrivals, load.engine, model, load.deployment.tiers)
         return point, utilization_of(point, load.arrivals, load.engine, model)
-    routed = routed_load(load.arrivals, load.engine.block_size)
+    routed = routed_requests(load.arrivals, load.engine.block_size)
     engines = _engines(load, load.fleet, model)
     run = run_fleet(load.arrivals, routed, engines, load.fleet, None, keeps_rows=True)
     life_of, by_engine = run.life_of(), np.zeros(len(engines))

@@ -71,7 +71,7 @@ class PointForecast:
     def __init__(self, config: ForecastConfig, flag: str = "", limits: Sequence[Threshold] = ()) -> None:
         """Read model and capture. Raises InputError for one of the limits of ``flag`` on requests that it lacks."""
         self.config, self.model = config, load_model(config.model)
-        self.captured = read_captured(config.trace, self.model, paced=None)
+        self.captured = read_captured(config.trace, self.model)
         self.cohorts = summing.cohorts_of(self.captured.records)
         for limit in limits:
             if (limit.cohort or ALL) not in self.cohorts:

@@ -10,7 +10,7 @@ from typing import Any
 
 from engines.routing.routes import parse_route
 from report.output import add_page_argument
-from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, positive, refuse_alone
+from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, positive, refuse_alone, whole
 from sim.engine.fleetplan import CAPTURED, add_fleet_flags, replicas_of
 from sim.engine.incidents import parse_event
 from tracefile.commandline.parser import Parser, seed
@@ -151,13 +151,6 @@ def _words(flag: str, text: str) -> list[str]:
     return words
 
 
-def _whole(flag: str, word: str) -> int:
-    try:
-        return int(word)
-    except ValueError:
-        raise InputError(f"{flag}: {word!r}; expected a whole number, or several separated by commas") from None
-
-
 def _route(flag: str, word: str) -> str:
     if word != CAPTURED:
         parse_route(word)
@@ -172,6 +165,9 @@ def _events(flag: str, word: str) -> tuple[str, ...]:
     return (word,)
 
 
+WHOLE = whole(0)
+
+
 @dataclass(frozen=True, slots=True)
 class Axis:
     """A quantity in which scenarios differ: a flag, a word of ``--base`` and a key of a grid, all of one name."""
@@ -182,7 +178,7 @@ class Axis:
     metavar: str = ""
     help: str = ""
     """Empty: its flag is one of ``add_fleet_flags``."""
-    read: Callable[[str, str], Any] = _whole
+    read: Callable[[str, str], Any] = WHOLE
     """Value of a word after the flag's name. Raises InputError."""
     field: str = ""
     """Field of the engine's settings, of ``Deployment`` or of ``Scenario``; empty: as named."""

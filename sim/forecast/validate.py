@@ -53,9 +53,6 @@ class ValidateConfig:
 
     trace: Path
     overrides: dict[str, Any]
-    cold_prompts: bool
-    replay_sessions: bool | None
-    """None: as the trace was paced."""
     members: int
     seed: int
     bootstrap: int
@@ -66,8 +63,6 @@ class ValidateConfig:
     again: tuple[Path, ...] = ()
     cold: tuple[Path, ...] = ()
     """Captures without sharing: the first is forecast, the others repeat it."""
-    at_pace: bool = True
-    """Forecast a second time, at the pace of the capture's own steps."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -117,14 +112,11 @@ def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
     return ValidateConfig(
         trace=trace,
         overrides=engine_overrides(arguments),
-        cold_prompts=arguments.cold_prompts,
-        replay_sessions=arguments.replay_sessions,
         members=arguments.members,
         seed=arguments.seed,
         bootstrap=arguments.bootstrap,
         gates=tuple(arguments.gate),
         standard=not arguments.no_default_gates,
-        at_pace=not arguments.no_pace,
         json=arguments.json,
     )
 
@@ -144,19 +136,19 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
     for path in (*again.values(), *cold.values()):
         with open_trace(path) as reader:
             refuse_fitted(model.fitted_on, path, trace_digest(path), reader)
-    captured = read_captured(config.trace, model, paced=config.replay_sessions)
+    captured = read_captured(config.trace, model)
     paths = {CAPTURED: config.trace, **again, **cold}
     runs = {label: recording.load_run(label, path) for label, path in paths.items()}
     whole = runs[CAPTURED]
     repeats = {**dict.fromkeys(again, CAPTURED), **{label: COLD for label in cold if label != COLD}}
-    asked = [(PREDICTED, CAPTURED, Scenario(config.overrides, cold_prompts=config.cold_prompts or captured.cold))]
+    asked = [(PREDICTED, CAPTURED, Scenario(config.overrides, cold_prompts=captured.cold))]
     if cold:
         asked.append((COLD_PREDICTED, COLD, _without_sharing(runs[COLD].meta, config.overrides)))
     predicted = {}
     for label, truth, scenario in asked:
         predicted[label] = comparison.Predicted(truth, *_predict(config, model, captured, scenario, whole))
-        judging = captured if truth == CAPTURED else read_captured(paths[truth], model, paced=None)
-        if (pace := _own_pace(config, model, judging)) is not None:
+        judging = captured if truth == CAPTURED else read_captured(paths[truth], model)
+        if (pace := _own_pace(model, judging)) is not None:
             forecasts = _predict(config, model, captured, scenario, whole, pace=pace)
             predicted[f"{label}-at-pace"] = comparison.Predicted(truth, *forecasts)
     return comparison.judge_forecasts(
@@ -170,10 +162,8 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
     )
 
 
-def _own_pace(config: ValidateConfig, model: Model, captured: Captured) -> Pace | None:
-    """Return the pace of the capture's steps; None: not wanted, or too few are seen."""
-    if not config.at_pace:
-        return None
+def _own_pace(model: Model, captured: Captured) -> Pace | None:
+    """Return the pace of the capture's steps; None: too few are seen."""
     own, name = msgspec.structs.replace(model, engine=captured.engine), str(captured.path)
     try:
         return pacing.measure_pace(pacing.capture_steps(captured.meta, list(captured.records), own, name), own, name)

@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from sim.latency.stepnoise import NORMALS, PER_NORMAL, WIDEST
-from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64
+from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64_array
 from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
 
@@ -88,11 +88,6 @@ def steps_stream(seed: int) -> int:
     return stream(seed, _STEPS)
 
 
-def uniform(key: int, counter: int) -> float:
-    """Draw a number from 0 to below 1: splitmix64 of the counter in the stream ``key``."""
-    return (mix64(key + (counter + 1) * GOLDEN) >> 11) * 2.0**-53
-
-
 def step_knots(noise: Noise) -> FloatArray:
     return np.asarray(np.log(np.asarray(noise.step_ms)))
 
@@ -110,12 +105,11 @@ def step_table(noise: Noise) -> FloatArray:
 def frontend_factors(noise: Noise, seed: int | None, request_ids: Sequence[str]) -> FloatArray:
     """Factors on the API server's time per request, shape (n,); ``seed`` None: the median."""
     if seed is None or not any(noise.frontend_log_ratio):
-        return np.full(len(request_ids), _frontend_factor(noise, 0.5))
-    return np.array([_frontend_factor(noise, uniform(stream(seed, name.encode()), 0)) for name in request_ids])
-
-
-def _frontend_factor(noise: Noise, u: float) -> float:
-    return math.exp(float(np.interp(u, noise.levels, noise.frontend_log_ratio)))
+        return np.full(len(request_ids), math.exp(np.interp(0.5, noise.levels, noise.frontend_log_ratio)))
+    keys = np.array([stream(seed, name.encode()) for name in request_ids], np.uint64)
+    drawn = (mix64_array(keys + np.uint64(GOLDEN)) >> 11) * 2.0**-53
+    logs = np.interp(drawn, noise.levels, noise.frontend_log_ratio)
+    return np.array([math.exp(log) for log in logs.tolist()])  # numpy's has other last bits
 
 
 @cache

@@ -62,9 +62,6 @@ class SavedChains:
         self.tokens = 0
         """Of all chains."""
 
-    def by_age(self) -> list[Chain]:
-        return [self._chains[place] for place in np.argsort(self._ages)]
-
     def contains(self, chain: Chain) -> bool:
         """Return whether a chain begins with ``chain``."""
         place = self._place(chain)
@@ -135,11 +132,6 @@ class SlotCache:
         self._saved = SavedChains(self._common)
         self.evicted_tokens = 0
         """Tokens that were overwritten or dropped, and are in no other place."""
-
-    @property
-    def saved(self) -> list[Chain]:
-        """The prompt cache, oldest first."""
-        return self._saved.by_age()
 
     def start(self, prompt: Chain) -> tuple[Slot, int] | None:
         """Give a prompt its slot; return the slot and the prompt's cached tokens, null if all slots are busy."""

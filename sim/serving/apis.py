@@ -56,7 +56,6 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True):
     """The body."""
 
     messages: list[ChatMessage]
-    tools: list[Any] | None = None
     max_completion_tokens: int | None = None
     add_generation_prompt: bool | None = True
 
@@ -75,7 +74,7 @@ def read_chat(service: Service, body: bytes) -> PlannedRequest:
         raise ApiError("messages: must not be empty", param="messages")
     messages = [message.joined() for message in request.messages]
     generation_prompt = request.add_generation_prompt is not False
-    prompt = service.vocabulary.render_chat(messages, request.tools or [], generation_prompt=generation_prompt)
+    prompt = service.vocabulary.render_chat(messages, generation_prompt=generation_prompt)
     max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     return PlannedRequest(request, [prompt], max_tokens)
 

@@ -1,7 +1,7 @@
 """Fields and messages of requests, decoded or refused by name; unknown fields are ignored."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -63,7 +63,6 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     role: str
     content: str | list[ContentPart] | None = None
-    tool_calls: list[Any] | None = None
 
     def joined(self) -> Message:
         """Return the message with its parts as one text. Raises ApiError for a part that is not text."""
@@ -72,7 +71,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
             if part.text is None:
                 raise ApiError(f"a content part of type {part.type!r}: this engine reads text", param="messages")
         text = self.content if isinstance(self.content, str) else "".join(part.text or "" for part in parts)
-        return Message(role=self.role, text=text, tool_calls=tuple(self.tool_calls or ()))
+        return Message(role=self.role, text=text)
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +80,6 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
-    tools: list[Any] | None = None
     add_generation_prompt: bool | None = True
     return_token_strs: bool | None = False
 

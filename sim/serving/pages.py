@@ -11,7 +11,7 @@ from engines.vllm import EMBEDDED_NAME
 from measure.exposition import MEDIA_TYPE, Families, exposition
 from sim.serving.exchange import JSON_TYPE, Exchange, HttpRequest
 from sim.serving.fields import ApiError, DetokenizeRequest, TokenizeRequest, check_ids, decode_body
-from sim.serving.realtime import LATENESS_S, SECONDS, RealTimeEngine
+from sim.serving.realtime import LATENESS_S, RealTimeEngine
 from sim.serving.service import Service
 
 Page = Callable[[Service, bytes], Any]
@@ -48,7 +48,7 @@ def _tokenize(service: Service, body: bytes) -> Any:
     if request.messages is not None:
         generation_prompt = request.add_generation_prompt is not False
         joined = [message.joined() for message in request.messages]
-        token_ids = vocabulary.render_chat(joined, request.tools or [], generation_prompt=generation_prompt)
+        token_ids = vocabulary.render_chat(joined, generation_prompt=generation_prompt)
     elif request.prompt is not None:
         token_ids = vocabulary.encode(request.prompt)
     else:
@@ -99,11 +99,6 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ("generation_tokens", "Tokens generated.", lambda engine: engine.counters.generation_tokens),
     ("num_preemptions", "Requests that had to give their blocks back.", lambda engine: engine.counters.preemptions),
 )
-_HISTOGRAMS: tuple[tuple[str, str, str], ...] = (
-    ("time_to_first_token_seconds", "Time to first token.", "ttft_s"),
-    ("inter_token_latency_seconds", "Gap between a request's tokens.", "itl_s"),
-    ("e2e_request_latency_seconds", "Arrival to last token.", "e2e_s"),
-)
 
 
 def engine_metrics(engines: Sequence[RealTimeEngine], model_name: str) -> Iterator[Metric]:
@@ -120,9 +115,6 @@ def engine_metrics(engines: Sequence[RealTimeEngine], model_name: str) -> Iterat
         ((*labels, reason), count) for labels, engine in placed for reason, count in engine.counters.finished.items()
     ]
     yield _VLLM.counter("request_success", "Requests that ended.", ended, [*_LABELS, "finished_reason"])
-    for name, text, field in _HISTOGRAMS:
-        counts = [(labels, getattr(engine.counters, field)) for labels, engine in placed]
-        yield _VLLM.histogram(name, text, SECONDS, counts, _LABELS)
     late = [(labels, engine.counters.lateness_s) for labels, engine in placed]
     text = "Delay of a step's first token against the model's time."
     yield Families("kvtape_sim:").histogram("lateness_seconds", text, LATENESS_S, late, _LABELS)

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from string import ascii_letters, ascii_lowercase, digits
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,8 +34,6 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     role: str
     text: str
-    tool_calls: tuple[Any, ...] = ()
-    """As OpenAI's chats have them: ``{"function": {"name", "arguments"}}``."""
 
 
 class Vocabulary:
@@ -88,22 +85,13 @@ class Vocabulary:
         spelling = self._spelling
         return b"".join([spelling[token_id] for token_id in token_ids]).decode(errors="replace")
 
-    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, generation_prompt: bool) -> list[int]:
-        """Each message between its role's special token and ``<|end|>``, so that no text merges with its neighbour.
-
-        A call is ``<|calls|>``, its name, ``<|message|>`` and its arguments.
-        """
+    def render_chat(self, messages: Sequence[Message], *, generation_prompt: bool) -> list[int]:
+        """Each message between its role's special token and ``<|end|>``, so that no text merges with its neighbour."""
         special = self._special
         token_ids: list[int] = []
-        if tools:
-            token_ids += [special["tools"], *self._encode_cached(_json_text(tools)), self.end_id]
         for message in messages:
             token_ids.append(special.get(message.role, special["message"]))
             token_ids += self._encode_cached(message.text)
-            for call in message.tool_calls:
-                name, arguments = _called(call)
-                token_ids += [special["calls"], *self._encode_cached(name), special["message"]]
-                token_ids += self._encode_cached(arguments)
             token_ids.append(self.end_id)
         if generation_prompt:
             token_ids.append(special["assistant"])
@@ -119,15 +107,3 @@ def _pieces() -> Iterator[str]:
                 yield space + head + tail
     for length in (2, 3):
         yield from map("".join, product(digits, repeat=length))
-
-
-def _called(call: Any) -> tuple[str, str]:
-    """Name and arguments of a call as a client sent it back."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return "", _json_text(call)
-    return str(function.get("name", "")), str(function.get("arguments", ""))
-
-
-def _json_text(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

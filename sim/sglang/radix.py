@@ -125,14 +125,6 @@ class RadixTree:
         self.evicted_nodes += len(evicted)
         return evicted
 
-    def nodes(self) -> Iterator[RadixNode]:
-        """All nodes but the root, parents first."""
-        pending = list(self.root.children.values())
-        while pending:
-            node = pending.pop()
-            yield node
-            pending += node.children.values()
-
     def _child(self, node: RadixNode, keys: Sequence[int]) -> RadixNode | None:
         return node.children.get(keys[node.end // self.block_size])
 

@@ -11,7 +11,6 @@ from mypy_extensions import i64
 from sim.vllm.blocks import NONE, Block, BlockPool, KeyIndex, Table
 from sim.vllm.request import Request
 
-UNLIMITED: Final = 1 << 62
 MOST_UNITS: Final = 1 << 31
 
 

@@ -2,8 +2,9 @@
 
 from sim.vllm.blocks import NONE, BlockPool
 from sim.vllm.config import EngineConfig
-from sim.vllm.groups import UNLIMITED, ChunkGroup, Form, Group, HitRules, WindowGroup
+from sim.vllm.groups import ChunkGroup, Form, Group, HitRules, WindowGroup
 from sim.vllm.hybridcache import ChunkLimits, HybridCache
+from sim.vllm.kvcache import UNLIMITED
 from sim.vllm.kvgroups import KvGroup, KvLayout
 from sim.vllm.states import StateGroup
 from tracefile.records.schema import MOST_TOKENS

@@ -83,7 +83,7 @@ class Arrivals:
         return replace(self, **columns)
 
     def records(self, places: IntArray) -> Iterator[Record]:
-        """Records at ``places``, which the caller may change and asks for once."""
+        """Records at ``places``, for the caller to change."""
         for source, row in zip(self.source[places].tolist(), self.rows[places].tolist(), strict=True):
             yield self.sources[source].record(row)
 
@@ -159,6 +159,8 @@ class BatchPlan:
         self.hashed += int(np.count_nonzero(hashes.prompt_blocks != NO_LIST))
         self.requests += len(batch)
         known = np.minimum(known_blocks(batch, hashes, self.chains), full)
+        if self.chains.factor == 1 and int(known.sum()) == len(hashes.values):
+            return known, hashes.values
         return known, hashes.values[leading_places(hashes.starts, known, self.chains.factor)]
 
 

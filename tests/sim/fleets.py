@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from engines.routing.router import Router
 from sim.engine.dispatch import Dispatch, Timeline
-from sim.engine.fleets import FleetEngine, FleetLoad, routed_load
+from sim.engine.fleets import FleetEngine, FleetLoad, routed_requests
 from sim.engine.simulatedrequest import SimulatedRequest
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
@@ -44,7 +44,7 @@ def routed(
     names = [str(place) for place in range(engines)]
     model = make_model(COSTS, CONFIG)
     load = FleetLoad(arrivals, [FleetEngine(name, CONFIG, model) for name in names], None)
-    load.dispatch = Dispatch(load.fleet, routed_load(arrivals, 4), Router(names, policy), incidents=events)
+    load.dispatch = Dispatch(load.fleet, routed_requests(arrivals, 4), Router(names, policy), incidents=events)
     load.dispatch.run()
     return load
 

@@ -51,33 +51,39 @@ class MooncakeDecoder:
             row = self._decoder.decode(line)
         except NOT_JSON as error:
             raise InputError(f"{where}: {error}; expected a Mooncake line") from None
-        full = row.input_length // MOONCAKE_BLOCK_SIZE
-        if len(row.hash_ids) < full:
+        columns = self._columns([row])
+        if columns is None:
+            full = row.input_length // MOONCAKE_BLOCK_SIZE
             raise InputError(f"{where}: hash_ids: {len(row.hash_ids)} ids; expected {full}, one for every full block")
-        return self._columns([row]).record(0)
+        return columns.record(0)
 
     def decode_block(self, lines: list[bytes]) -> RecordColumns | None:
+        if any(line.startswith(HEADER_START) for line in lines):
+            return None
         try:
-            rows = list(map(self._decoder.decode, lines))
+            return self._columns(list(map(self._decoder.decode, lines)))
         except NOT_JSON:
             return None
-        too_few = any(len(row.hash_ids) < row.input_length // MOONCAKE_BLOCK_SIZE for row in rows)
-        return None if too_few or any(line.startswith(HEADER_START) for line in lines) else self._columns(rows)
 
-    def _columns(self, rows: list[MooncakeLine]) -> RecordColumns:
+    def _columns(self, rows: list[MooncakeLine]) -> RecordColumns | None:
+        """Return the records of rows, whose partial blocks are cut off; None: one has too few ids."""
+        partial: list[int | None] = []
+        for row in rows:
+            full = row.input_length // MOONCAKE_BLOCK_SIZE
+            if len(row.hash_ids) < full:
+                return None
+            partial.append(row.hash_ids[full] if len(row.hash_ids) > full else None)
+            del row.hash_ids[full:]
         first, self._count = self._count + 1, self._count + len(rows)
-        full = [row.input_length // MOONCAKE_BLOCK_SIZE for row in rows]
-        chains = [row.hash_ids for row in rows]
         columns: dict[str, list[Any]] = {
             "request_id": [f"mooncake-{number}" for number in range(first, self._count + 1)],
             "arrival_ms": [row.timestamp for row in rows],
             "prompt_tokens": [row.input_length for row in rows],
             "output_tokens": [row.output_length for row in rows],
             "tokens_source": ["tokenizer"] * len(rows),
-            "extra": [{PARTIAL_BLOCK: ids[n]} if len(ids) > n else {} for ids, n in zip(chains, full, strict=True)],
-            "block_hashes": [ids[:n] for ids, n in zip(chains, full, strict=True)],
+            "block_hashes": [row.hash_ids for row in rows],
         }
-        return RecordColumns(columns)
+        return RecordColumns(columns, (PARTIAL_BLOCK, partial))
 
 
 def usual_block_size(meta: Meta) -> int | None:

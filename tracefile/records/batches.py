@@ -7,6 +7,7 @@ import gc
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -101,15 +102,15 @@ class Batch:
     def forget_times(self) -> None:
         """Drop the tokens' times and the fields of other writers, which take space."""
         if isinstance(self._records, RecordColumns):
-            self._records.columns.pop("extra", None)
+            self._records.extra = None
             return
         for record in self._records:
             if record.itl_ms:
                 record.itl_ms, record.itl_tokens = [], []
 
     def record(self, row: int) -> Record:
-        """Return the record of a row; the caller may change it and asks once."""
-        return self._records[row] if isinstance(self._records, list) else self._records.record(row)
+        """Return the record of a row, for the caller to change."""
+        return copy(self._records[row]) if isinstance(self._records, list) else self._records.record(row)
 
 
 def _joined_chains(prompts: Sequence[Sequence[int] | None], outputs: Sequence[Sequence[int] | None]) -> Hashes:

@@ -30,22 +30,28 @@ class OutOfBoundsError(InputError):
 
 
 class RecordColumns:
-    """Records of several lines by field, each made when it is asked for; fields without a column are not known."""
+    """Records of several lines by field, each made when it is asked for; fields without a column are not known.
 
-    def __init__(self, columns: dict[str, list[Any]]) -> None:
-        self.columns = columns
+    ``extra``: name and values of a field for ``Record.extra``, None for records without it.
+    """
+
+    def __init__(self, columns: dict[str, list[Any]], extra: tuple[str, Sequence[Any]] | None = None) -> None:
+        self._columns, self.extra = columns, extra
 
     def __len__(self) -> int:
-        return len(self.columns["request_id"])
+        return len(self._columns["request_id"])
 
     def __iter__(self) -> Iterator[Record]:
         return map(self.record, range(len(self)))
 
     def record(self, index: int) -> Record:
-        return Record(**{name: column[index] for name, column in self.columns.items()})
+        record = Record(**{name: column[index] for name, column in self._columns.items()})
+        if self.extra is not None and self.extra[1][index] is not None:
+            record.extra = {self.extra[0]: self.extra[1][index]}
+        return record
 
     def column(self, name: str) -> list[Any]:
-        return self.columns.get(name) or [getattr(NOTHING_KNOWN, name)] * len(self)
+        return self._columns.get(name) or [getattr(NOTHING_KNOWN, name)] * len(self)
 
 
 NOTHING_KNOWN = Record(request_id=RequestId(""))

@@ -39,12 +39,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def add_validation_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cold-prompts", action="store_true", help="nothing is shared (default: as the trace says)")
-    parser.add_argument(
-        "--replay-sessions",
-        action=argparse.BooleanOptionalAction,
-        help="a turn waits for the predicted end of the one before (default: as the trace was paced)",
-    )
     parser.add_argument(
         "--members", type=int, default=64, help="forecasts of the load, each with its own parameters and noise"
     )
@@ -59,9 +53,6 @@ def add_validation_flags(parser: argparse.ArgumentParser) -> None:
         "--no-default-gates",
         action="store_true",
         help="judge by --gate alone; default: cached tokens, TTFT p50, p90, p99, bands (docs/model.md)",
-    )
-    parser.add_argument(
-        "--no-pace", action="store_true", help="no second forecast at the pace of the capture's own steps, ungated"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     add_page_argument(parser)

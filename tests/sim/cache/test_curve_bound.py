@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from measure.cache.hitcurve import HitCurve, hit_curve
+from sim.cache.curve import read_accesses
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
-from sim.workload.accesses import read_accesses
 from sim.workload.arrivals import plan_arrivals
 from sim.workload.chain import Chains, tokens_computed
 from tests.sim.oracles.arrival import objects

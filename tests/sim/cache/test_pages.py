@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 
 from measure.cache.hitcurve import HitCurve
 from report.pages.panels import Page
-from sim.cache.pages import curve_page
+from sim.cache.curve import curve_page
 
 TRACE = "/data/monday.jsonl.zst"
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from measure.cache.accesses import Accesses
 from sim.__main__ import main
+from sim.cache.curve import read_accesses
 from sim.cache.reuse import LEVELS, measure_reuse
-from sim.workload.accesses import read_accesses
 from tests.sim.cache.packed import in_order
 from tracefile.records.errors import InputError
 

@@ -36,14 +36,15 @@ def planned(records: list[Record], placement: FrontendPlacement, *, paced: bool)
 
 
 def run_by_table(arrivals: Arrivals, engines: list[FleetEngine], table: list[int]) -> FleetLoad:
-    load, told = FleetLoad(arrivals, engines, SEED, keeps_rows=True), []
-    place = load.fleet.advance()
-    while place >= 0:
-        told += load.fleet.told()
-        place = load.fleet.advance(place, table[place])
+    load = FleetLoad(arrivals, engines, SEED, keeps_rows=True)
+    fleet, place, told_ms = load.fleet, load.fleet.advance(), -np.inf
+    while place >= 0 or fleet.events.size:
+        while fleet.events.size and fleet.events.next_ms <= fleet.known_ms:
+            assert fleet.events.next_ms >= told_ms  # a router is told of nothing late
+            told_ms = fleet.events.next_ms
+            fleet.events.pop()
+        place = fleet.advance(place, table[place]) if place >= 0 else place
     assert place == ALL_ENDED
-    times_ms = [time_ms for time_ms, _ in told + load.fleet.told()]
-    assert times_ms == sorted(times_ms)  # a router is told of nothing late
     return load
 
 

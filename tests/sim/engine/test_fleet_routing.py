@@ -12,7 +12,7 @@ from engines.routing.costs import routing_costs
 from engines.routing.routes import make_router, parse_route
 from sim.engine.fleetplan import FleetPlan
 from sim.engine.fleetrun import run_fleet
-from sim.engine.fleets import FleetEngine, routed_load
+from sim.engine.fleets import FleetEngine, routed_requests
 from sim.engine.simulatedrequest import OUTCOMES
 from sim.latency.modelfile import make_model
 from sim.latency.terms import FrontendPlacement
@@ -65,7 +65,7 @@ def fleet_of(count: int, blocks: int, mixed: bool, placement: FrontendPlacement 
 )
 def test_sessions_over_engines_equal_the_slow_fleet(arrivals: Arrivals, engines: list[FleetEngine], route: str) -> None:
     names = tuple(engine.name for engine in engines)
-    found = run_fleet(arrivals, routed_load(arrivals, 4), engines, FleetPlan(names, route), 7)
+    found = run_fleet(arrivals, routed_requests(arrivals, 4), engines, FleetPlan(names, route), 7)
     costs = [routing_costs(engine.model.cost_by_name, engine.config.max_num_batched_tokens) for engine in engines]
     mixed = engines[0].model.costs != engines[1].model.costs
     is_shared = engines[0].model.frontend_placement == "shared_core"

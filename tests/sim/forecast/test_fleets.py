@@ -102,7 +102,7 @@ def test_one_replica_is_the_engine_without_a_fleet(folder: Path, capsys: pytest.
 
 
 def test_the_fleet_of_a_scenario(folder: Path) -> None:
-    three = read_captured(folder / "three.jsonl", load_model(folder / "model.json"), paced=None)
+    three = read_captured(folder / "three.jsonl", load_model(folder / "model.json"))
     fleets = [
         plan(three, scenario).fleet
         for scenario in (AS_CAPTURED, Scenario({}, replicas=1), parse_base("replicas=2,route=prefix:lag=250ms"))

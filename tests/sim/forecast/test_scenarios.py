@@ -93,10 +93,9 @@ def test_the_trace_tells_the_engine_what_the_model_does_not(tmp_path: Path, synt
         for record in synthetic.calibration(0, prompts=2, mixed=2):
             writer.write(record)
     model = default_model()
-    read = read_captured(path, model, paced=None)
+    read = read_captured(path, model)
     assert read.engine == replace(model.engine, num_gpu_blocks=77)
     assert read.paced  # it has parents
-    assert not read_captured(path, model, paced=False).paced
 
 
 def test_a_replay_is_paced_and_cold_as_it_was_sent(tmp_path: Path, synthetic: ModuleType) -> None:
@@ -105,7 +104,7 @@ def test_a_replay_is_paced_and_cold_as_it_was_sent(tmp_path: Path, synthetic: Mo
         with TraceWriter(path, Meta(block_size=32, workload=Workload(pattern=pattern, cold_prompts=cold))) as writer:
             for record in synthetic.calibration(seed=1, prompts=3, mixed=2):
                 writer.write(record)
-        read = read_captured(path, default_model(), paced=None)
+        read = read_captured(path, default_model())
         assert read.paced is paced
         hashes = [key for arrival in objects(plan(read, Scenario({})).arrivals) for key in arrival.hashes]
         assert (len(set(hashes)) == len(hashes)) is cold
@@ -119,9 +118,9 @@ def test_a_capture_with_windows_asks_for_its_groups(tmp_path: Path) -> None:
         writer.write(Record(request_id=RequestId("a"), arrival_ms=0.0, prompt_tokens=64, block_hashes=keys))
     fitted = default_model()
     with pytest.raises(InputError, match=r"sliding_window: 256; expected a model of sim calibrate --kv-groups"):
-        read_captured(path, fitted, paced=None)
+        read_captured(path, fitted)
     known = msgspec.structs.replace(fitted, engine=replace(fitted.engine, kv_groups=groups, block_size=32))
-    read = read_captured(path, known, paced=None)
+    read = read_captured(path, known)
     assert (read.engine.kv_groups, read.engine.block_size, read.engine.num_gpu_blocks) == (groups, 32, 500)
     load = plan(read, Scenario({}, replicas=2))
     assert load.fleet is not None

@@ -73,7 +73,7 @@ def searched(
 def shares_within(folder: Path, scenarios: list[Scenario], rank: int, limit_ms: float) -> list[float]:
     """Of the members whose TTFT of this rank is within the limit, each scenario forecast by itself."""
     model = load_model(folder / "model.json")
-    captured, drawn = read_captured(folder / "shared.jsonl", model, paced=None), members(model, MEMBERS, 0)
+    captured, drawn = read_captured(folder / "shared.jsonl", model), members(model, MEMBERS, 0)
     loads = [plan(captured, scenario) for scenario in scenarios]
     found = [forecast(load.arrivals, load.engine, drawn, seed=0).ttft_ms for load in loads]
     return [float(np.mean(np.sort(ttft_ms, axis=1)[:, rank - 1] <= limit_ms)) for ttft_ms in found]

@@ -244,7 +244,7 @@ def test_gates_of_ones_own(folder: Path) -> None:
 
 
 def test_cold_is_forecast_from_the_warm_capture(folder: Path) -> None:
-    _, result = validate(folder, "--cold", str(folder / "cold.jsonl"), "--no-replay-sessions")
+    _, result = validate(folder, "--cold", str(folder / "cold.jsonl"))
     assert {label: (pair["truth"], pair["kind"]) for label, pair in result["pairs"].items()} == {
         "cold": ("captured", "contrast"),
         "predicted": ("captured", "error"),
@@ -255,7 +255,7 @@ def test_cold_is_forecast_from_the_warm_capture(folder: Path) -> None:
     # The cold capture's own steps tell its pace: those of the same engine, with other noise.
     assert result["forecasts"]["cold-predicted-at-pace"]["pace"] == pytest.approx(1.0, abs=0.03)
     made = result["forecasts"]["cold-predicted"]
-    assert (made["settings"]["enable_prefix_caching"], made["pacing"]) == (False, "recorded")
+    assert (made["settings"]["enable_prefix_caching"], made["pacing"]) == (False, "sessions")
     later = result["pairs"]["cold-predicted"]["cohorts"]["all"]
     assert (later["cached"]["exact_share"], later["cached"]["other_hit_ratio"]) == (1.0, 0.0)
     assert later["ttft"]["p90"]["inside_band"] is True

@@ -12,7 +12,7 @@ from sim.__main__ import main
 from sim.llamacpp.config import SlotConfig
 from sim.llamacpp.slots import Chain, SlotCache
 from tests.sim.cache.test_pool_command import SIX
-from tests.sim.oracles.integrity import check_slots
+from tests.sim.oracles.integrity import check_slots, saved_chains
 from tests.sim.oracles.slow_slots import SlowServer
 from tracefile.files.writing import TraceWriter
 from tracefile.records.schema import BlockHash, Engine, HashInfo, Meta, Record, RequestId
@@ -100,7 +100,7 @@ def test_agrees_with_llamacpps_own_steps(config: SlotConfig, steps: list[Any]) -
         assert started == slow.launch(prompt)
         if started is not None:
             running.append((started[0], [*prompt, *output]))
-        assert [chain.tokens for chain in ours.cache.saved] == list(map(len, slow.states))
+        assert [chain.tokens for chain in saved_chains(ours.cache)] == list(map(len, slow.states))
 
 
 def test_a_start_looks_at_neighbors_and_not_at_all_that_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:

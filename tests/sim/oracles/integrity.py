@@ -1,11 +1,13 @@
 """Integrity of the simulator's objects: AssertionError unless their parts agree, whatever was done to them."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from sim.llamacpp.slots import SlotCache
+import numpy as np
+
+from sim.llamacpp.slots import Chain, SlotCache
 from sim.serving.realtime import RealTimeEngine
-from sim.sglang.radix import RadixTree
+from sim.sglang.radix import RadixNode, RadixTree
 from sim.vllm.kvcache import SingleGroupCache
 from sim.vllm.request import RUNNING, WAITING, Request
 from sim.vllm.scheduler import Scheduler
@@ -127,16 +129,16 @@ def check_engine(engine: RealTimeEngine) -> None:
 def check_slots(cache: SlotCache) -> None:
     """No saved chain is contained in another, and the prompt cache is within its bound."""
     bound = cache._config.cache_ram_tokens
-    assert sum(chain.tokens for chain in cache.saved) == cache._saved.tokens
+    assert sum(chain.tokens for chain in saved_chains(cache)) == cache._saved.tokens
     assert bound is None or cache._saved.tokens <= bound
-    for chain in cache.saved:
+    for chain in saved_chains(cache):
         assert chain.tokens > 0
-        assert sum(cache._common(other, chain) == chain.tokens for other in cache.saved) == 1
+        assert sum(cache._common(other, chain) == chain.tokens for other in saved_chains(cache)) == 1
 
 
 def check_tree(tree: RadixTree) -> None:
     evictable = protected = 0
-    for node in tree.nodes():
+    for node in radix_nodes(tree):
         parent, size = node.parent, tree.block_size
         assert parent is not None
         assert parent.children[node.keys[0]] is node
@@ -148,3 +150,18 @@ def check_tree(tree: RadixTree) -> None:
         protected += len(node) if node.locks else 0
     assert (evictable, protected) == (tree.evictable_tokens, tree.protected_tokens)
     assert len({id(node) for _, node in tree._queue}) == len(tree._queue)
+
+
+def radix_nodes(tree: RadixTree) -> Iterator[RadixNode]:
+    """All nodes but the root, parents first."""
+    pending = list(tree.root.children.values())
+    while pending:
+        node = pending.pop()
+        yield node
+        pending += node.children.values()
+
+
+def saved_chains(cache: SlotCache) -> list[Chain]:
+    """The prompt cache, oldest first."""
+    saved = cache._saved
+    return [saved._chains[place] for place in np.argsort(saved._ages)]

@@ -126,7 +126,7 @@ def test_a_chat_answer_sent_back_as_text_hits_like_its_ids(engine: httpx.Client)
     assert first["prompt_token_ids"] == engine.post("/tokenize", json={"messages": messages}).json()["tokens"]
     assert len(choice["token_ids"]) == output_tokens
     messages += [choice["message"], {"role": "user", "content": [{"type": "text", "text": "And a "}, _text("chain?")]}]
-    second = engine.post("/v1/chat/completions", json=body | {"messages": messages, "tools": []}).json()
+    second = engine.post("/v1/chat/completions", json=body | {"messages": messages}).json()
     full_blocks = (prompt_tokens + output_tokens - 1) // BLOCK
     assert cached(second) == full_blocks * BLOCK > prompt_tokens
 
@@ -258,7 +258,6 @@ def test_metrics_count_tokens_and_hits(engine: httpx.Client) -> None:
     gained = [late - early for early, late in zip(before, after, strict=True)]
     assert gained == [2 * 50, 2 * 6, 2 * 50, 3 * BLOCK]
     assert metric(engine, "vllm:kv_cache_usage_perc") == 0.0
-    assert metric(engine, "vllm:time_to_first_token_seconds_count") >= 2
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.serving.output import OutputLimits, draw_output
-from sim.serving.vocabulary import Message, Vocabulary
+from sim.serving.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary()
 PROMPT = np.arange(40, dtype="<u4").tobytes()
@@ -22,18 +22,6 @@ def test_any_text_survives(text: str) -> None:
 @given(st.lists(st.sampled_from(VOCABULARY.output_ids.tolist()), max_size=40))
 def test_the_ids_of_answers_survive_the_way_through_text(token_ids: list[int]) -> None:
     assert VOCABULARY.encode(VOCABULARY.decode(token_ids)) == token_ids
-
-
-def test_tools_and_calls_are_part_of_the_prompt() -> None:
-    question = Message(role="user", text="go")
-    plain = VOCABULARY.render_chat([question], [], generation_prompt=True)
-    with_tools = VOCABULARY.render_chat([question], [{"type": "function"}], generation_prompt=True)
-    assert with_tools[-len(plain) :] == plain
-    function = {"name": "seat", "arguments": '{"row":"a"}'}
-    called = Message(role="assistant", text="", tool_calls=({"id": "c1", "function": function},))
-    token_ids = VOCABULARY.render_chat([called], [], generation_prompt=False)
-    # Without the id that some server gave it.
-    assert VOCABULARY.decode(token_ids) == '<|assistant|><|calls|>seat<|message|>{"row":"a"}<|end|>'
 
 
 def test_an_answer_is_a_function_of_prompt_seed_and_choice() -> None:

@@ -13,7 +13,7 @@ from sim.sglang.config import RadixConfig
 from sim.sglang.radix import RadixPool, RadixTree
 from tests.sim.cache.test_pool_command import SIX
 from tests.sim.oracles import slow_radix
-from tests.sim.oracles.integrity import check_tree
+from tests.sim.oracles.integrity import check_tree, radix_nodes
 
 Path_ = tuple[int, ...]
 
@@ -34,7 +34,7 @@ class Interned:
 
 def state(tree: RadixTree) -> list[tuple[int, int, int, int]]:
     """Each node as its span, its last block's key and its locks."""
-    return sorted((node.start, node.end, node.keys[-1], node.locks) for node in tree.nodes())
+    return sorted((node.start, node.end, node.keys[-1], node.locks) for node in radix_nodes(tree))
 
 
 def test_nodes_are_cut_where_chains_part() -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.routing import by_rendezvous
+from engines.routing import RoutedRequest
+from engines.routing.load import session_hash
 from tap.ipc.messages import UpstreamEntry
 from tap.proxy.routing import live_policy
 from tap.proxy.upstreams import Upstream, Upstreams
@@ -83,7 +84,8 @@ def test_a_session_stays_where_it_is(header: str) -> None:
 
 
 def preferred(upstreams: list[Upstream], session: bytes) -> Upstream:
-    return upstreams[by_rendezvous([upstream.engine.seed for upstream in upstreams], session)[0]]
+    request = RoutedRequest(0, 0.0, session, (), 1.0, 0)
+    return upstreams[session_hash(request, [upstream.engine for upstream in upstreams])]
 
 
 @given(st.integers(2, 6), st.data())

@@ -3,14 +3,20 @@
 import math
 from collections.abc import Sequence
 
-from sim.latency.noise import Noise, normals_table, step_knots, step_table, stream, uniform, weights
+from sim.latency.noise import Noise, normals_table, step_knots, step_table, stream, weights
 from sim.latency.stepnoise import NORMALS, PER_NORMAL, WIDEST
+from tracefile.hashing.splitmix64 import GOLDEN, mix64
 from tracefile.records.arrays import FloatArray
 
 Numbers = Sequence[float] | FloatArray
 
 _LAST_PLACE = 2 * WIDEST * PER_NORMAL - 0.001
 _STEPS = b"\0steps"
+
+
+def uniform(key: int, counter: int) -> float:
+    """Draw a number from 0 to below 1: splitmix64 of the counter in the stream ``key``."""
+    return (mix64(key + (counter + 1) * GOLDEN) >> 11) * 2.0**-53
 
 
 class StepNoise:
