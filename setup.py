@@ -13,6 +13,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 compiled_modules: tuple[str, ...] = (
+    "engines/routing/costs.py",
     "engines/routing/load.py",
     "engines/routing/prefix.py",
     "engines/routing/records.py",
