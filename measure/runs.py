@@ -153,19 +153,19 @@ class _Columns:
 
     def add(self, batch: Batch) -> None:
         for name, field_name in _WORDS.items():
-            self.words[name].extend(batch.words(field_name))
+            self.words[name].extend(batch.column(field_name))
         found: dict[str, npt.NDArray[Any]] = {
             **{name: batch.numbers(field_name, UNKNOWN) for name, field_name in _NUMBERS.items()},
             **{name: batch.times(name) for name in _TIMES},
-            "status": np.array([_STATUS_NUMBERS.get(word or "ok", 0) for word in batch.words("status")], np.int8),
+            "status": np.array([_STATUS_NUMBERS.get(word or "ok", 0) for word in batch.column("status")], np.int8),
             "streamed": batch.numbers("stream", UNKNOWN) != 0,
             "held": batch.numbers("held") == 1,
             "scored": batch.numbers("prompt_logprobs") == 1,
-            "cancelled": np.array([word == AT_DEADLINE for word in batch.words("error")], np.bool_),
+            "cancelled": np.array([word == AT_DEADLINE for word in batch.column("error")], np.bool_),
         }
         places = self.upstreams
         found["upstream"] = np.array(
-            [places.setdefault(word, len(places)) if word else UNKNOWN for word in batch.words("upstream")], np.int64
+            [places.setdefault(word, len(places)) if word else UNKNOWN for word in batch.column("upstream")], np.int64
         )
         gap_ms, gaps = _gaps(batch)
         self.gap_ms.frombytes(gap_ms.tobytes())

@@ -54,6 +54,8 @@ GAP_MS, OPENING_MS = 20.0, 1000.0
 SMALL_BYTES, LARGE_BYTES = 400, 400_000
 WARM_S, WARM_REQUESTS = 0.4, 5
 SETTLE_S, END_S = 60.0, 30.0
+ENDING_EVENTS = 2
+"""Of a stream, in its last chunk: usage, and the end's mark."""
 
 
 class Plan(NamedTuple):
@@ -132,15 +134,15 @@ class Bench:
         await asyncio.sleep(self._plan.window_s)
         until_ns, plane_ns = perf_counter_ns(), total_ns(proxy.pid) - plane_ns
         whole = await ended(responses, END_S)
-        served = {one.request_id: one.writes_ns for one in self._server.take_served()}
-        latency_us, lost = [], 0
+        served = {one.request_id: one for one in self._server.take_served()}
+        latency_us = []
         for number, client in enumerate(clients):
+            one = served[f"{number}"]
+            self.failures[proxy.name] += max(0, one.tokens + ENDING_EVENTS - len(client.events_ns))
+            pairs = zip(one.writes_ns, client.events_ns, strict=False)
+            latency_us += [(read_ns - sent_ns) / 1e3 for sent_ns, read_ns in pairs if since_ns <= sent_ns < until_ns]
             client.close()
-            written_ns = served.get(f"{number}", [])
-            lost += max(0, len(written_ns) - len(client.events_ns))
-            pairs = zip(written_ns, client.events_ns, strict=False)
-            latency_us += [(read - sent) / 1e3 for sent, read in pairs if since_ns <= sent < until_ns]
-        self.failures[proxy.name] += streams - whole + lost
+        self.failures[proxy.name] += streams - whole
         await settle(proxy)
         return Window(latency_us, plane_ns)
 

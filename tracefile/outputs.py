@@ -78,7 +78,7 @@ class InferredOutputs:
         """Return the chains of a batch with the output hashes that were inferred for its requests."""
         if not self._outputs:
             return hashes
-        outputs = [self._outputs.get(RequestId(name or "")) for name in batch.words("request_id")]
+        outputs = [self._outputs.get(RequestId(name or "")) for name in batch.column("request_id")]
         rows = [row for row, output in enumerate(outputs) if output is not None]
         if not rows:
             return hashes

@@ -3,7 +3,6 @@
 import resource
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter, process_time
 
@@ -13,14 +12,11 @@ from scripts.simbench.timing import Figures, measure_command
 from sim.engine.results import finished_records
 from sim.engine.run import run_engine, summarise, written
 from sim.latency.modelfile import Model
-from sim.workload.arrivals import Arrivals, BatchPlan
-from sim.workload.chain import Chains
+from sim.workload.arrivals import Arrivals, plan_arrivals
 from tracefile.files.writing import TraceWriter
-from tracefile.records.batches import Batch
 from tracefile.records.decoding import RecordColumns
 from tracefile.records.schema import Meta
 
-PART = 1 << 14
 PROMPT_TOKENS = 10_000
 SESSIONS = 2_000
 SPACING_MS = 400.0
@@ -33,8 +29,7 @@ def bench_million(requests: int, model: Model) -> Figures:
     requests up takes is told apart: with a trace it would be reading it.
     """
     block_size, begun = model.engine.block_size, process_time()
-    first, *others = made_up(requests, block_size)
-    arrivals, wall, cpu = first.followed_by(*others), perf_counter(), process_time()
+    arrivals, wall, cpu = made_up(requests, block_size), perf_counter(), process_time()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "predicted.jsonl"
         run = run_engine(arrivals, model.engine, model, 0)
@@ -64,23 +59,18 @@ def show(trace: Path) -> Figures:
     return {**measure_command("million_show", 0, command), "million_page_kb": round(page.stat().st_size / 1000)}
 
 
-def made_up(requests: int, block_size: int) -> Iterator[Arrivals]:
-    """Requests in parts."""
-    rng, now_ms = np.random.default_rng(1), 0.0
-    plan, blocks = BatchPlan(Chains(Meta(block_size=block_size)), Path("made up")), PROMPT_TOKENS // block_size
-    for first in range(0, requests, PART):
-        count = min(PART, requests - first)
-        times_ms = now_ms + np.cumsum(rng.exponential(SPACING_MS, count))
-        now_ms = float(times_ms[-1])
-        drawn = zip(rng.integers(0, SESSIONS, count).tolist(), rng.integers(0, blocks, count).tolist(), strict=True)
-        columns = {
-            "request_id": [f"r{number}" for number in range(first, first + count)],
-            "arrival_ms": times_ms.tolist(),
-            "prompt_tokens": [PROMPT_TOKENS] * count,
-            "block_hashes": [_chain(blocks, number, *shared) for number, shared in enumerate(drawn, first)],
-            "output_tokens": rng.integers(20, 180, count).tolist(),
-        }
-        yield plan.arrivals(Batch(RecordColumns(columns)))
+def made_up(requests: int, block_size: int) -> Arrivals:
+    """Requests as a trace in columns gives them."""
+    rng, blocks = np.random.default_rng(1), PROMPT_TOKENS // block_size
+    shares = zip(rng.integers(0, SESSIONS, requests).tolist(), rng.integers(0, blocks, requests).tolist(), strict=True)
+    columns = {
+        "request_id": [f"r{number}" for number in range(requests)],
+        "arrival_ms": np.cumsum(rng.exponential(SPACING_MS, requests)).tolist(),
+        "prompt_tokens": [PROMPT_TOKENS] * requests,
+        "block_hashes": [_chain(blocks, number, *share) for number, share in enumerate(shares)],
+        "output_tokens": rng.integers(20, 180, requests).tolist(),
+    }
+    return plan_arrivals(Meta(block_size=block_size), RecordColumns(columns), block_size)
 
 
 def _chain(blocks: int, number: int, session: int, shared: int) -> list[int]:

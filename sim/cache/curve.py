@@ -67,7 +67,7 @@ def read_accesses(trace: Path, block_size: int | None = None, *, needs_times: bo
             part = lay_out(batch, hashes, chains)
             if needs_times:
                 prompted = np.flatnonzero(batch.numbers("prompt_tokens") > 0)
-                ids = batch.words("request_id")
+                ids = batch.column("request_id")
                 require_times(reader.path, [ids[row] for row in prompted.tolist()], part.arrival_ms)
             packed.append(pack_chains(interner.number(part.keys), part.known))
             parts.append(replace(part, keys=part.keys[:0]))

@@ -81,14 +81,13 @@ class Fleet:
         self.now_ms: float = now_ms
         self.stop_ms: float = inf
         """Where ``advance`` returns in any case."""
+        self.events: EventHeap = EventHeap()
+        """First tokens and ends that the router was not told yet; up to ``known_ms`` none is missing."""
+        self.known_ms: float = now_ms
         self._coming: i64 = NONE
         """Request that ``advance`` returned last."""
         self._block_size: i64 = block_size
         self._make_life: Callable[[i64, i64], Life] = make_life
-        self.events: EventHeap = EventHeap()
-        """First tokens and ends that the router has not been told."""
-        self.known_ms: float = now_ms
-        """No event of up to this time is to come."""
         self._arrivals: EventHeap = EventHeap()
         for number in range(engines):
             self._begin_life(number)
@@ -218,7 +217,7 @@ class Fleet:
         request.served = served
         request.life = life.index
         life.has_served = True
-        engine.submit(served, self.now_ms)
+        engine.arrivals.push(self.now_ms, served.index, served)
         life.in_flight.append(request)
         life.resumes_ms = min(life.resumes_ms, max(self.now_ms, engine.now_ms))
         left_ms = self.now_ms + served.abort_after_ms

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -62,27 +61,13 @@ def routed_requests(arrivals: Arrivals, block_size: int) -> list[Routed]:
     """Return the requests of a workload as a router sees them."""
     starts = np.cumsum(arrivals.known) - arrivals.known
     ends = starts + np.minimum(arrivals.known, arrivals.prompt_tokens // block_size)
-    limits, turns = (
-        _in_order(arrivals, [source.numbers(name).tolist() for source in arrivals.sources])
-        for name in ("max_tokens", "turn")
-    )
-    sessions = _in_order(arrivals, [source.words("session_id") for source in arrivals.sources])
-    columns = (sessions, starts.tolist(), ends.tolist(), arrivals.prompt_tokens.tolist(), limits, turns)
+    names = ("session_id", "max_tokens", "turn")
+    columns = (starts.tolist(), ends.tolist(), arrivals.prompt_tokens.tolist(), *map(arrivals.column, names))
     keys, block_tokens = arrivals.hashes.data, float(block_size)
     return [
         (word if word is None else word.encode(), keys[start:end], block_tokens, tokens, limit or None, turn or None)
-        for word, start, end, tokens, limit, turn in zip(*columns, strict=True)
+        for start, end, tokens, word, limit, turn in zip(*columns, strict=True)
     ]
-
-
-def upstreams_of(arrivals: Arrivals) -> list[str | None]:
-    """Return the server of each request in the capture."""
-    return _in_order(arrivals, [source.words("upstream") for source in arrivals.sources])
-
-
-def _in_order(arrivals: Arrivals, columns: list[Any]) -> list[Any]:
-    """Return a field of the requests; ``columns``: that of each source."""
-    return [columns[source][row] for source, row in zip(arrivals.source.tolist(), arrivals.rows.tolist(), strict=True)]
 
 
 class FleetLoad:
@@ -172,7 +157,7 @@ def run_fleet(
     load = FleetLoad(arrivals, engines, seed, keeps_rows=keeps_rows)
     if route is None:
         places = {name: place for place, name in enumerate(plan.names)}
-        table = [0 if name is None else places[name] for name in upstreams_of(arrivals)]
+        table = [0 if name is None else places[name] for name in arrivals.column("upstream")]
     else:
         router = _router(route, load)
     incidents = None

@@ -58,6 +58,7 @@ class Engine:
     ) -> None:
         self.scheduler: Scheduler = scheduler
         self.server: ApiServer = server
+        self.arrivals: EventHeap = EventHeap()
         self.now_ms: float = now_ms
         self.horizon_ms: float = inf
         """Requests that are not known yet come then or later."""
@@ -77,7 +78,6 @@ class Engine:
         self._ahead: bool = composes_ahead
         self._keeps_rows: bool = keeps_rows
         self._shares_core: bool = server.placement == SHARED_CORE
-        self.arrivals: EventHeap = EventHeap()
         self._events: EventHeap = EventHeap()
         self._steps: tuple[Step, Step] = (Step(), Step())
         self._composed: Step | None = None
@@ -97,10 +97,6 @@ class Engine:
         self._carried_ms: float = 0.0
         """Rest of a delivery, done beside the next step."""
         self._step_end_ms: float = -inf
-
-    def submit(self, request: SimulatedRequest, arrival_ms: float) -> None:
-        """Let a request arrive."""
-        self.arrivals.push(arrival_ms, request.index, request)
 
     def next_ms(self) -> float:
         """Time of the next event; infinity: there is none."""

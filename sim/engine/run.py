@@ -27,7 +27,7 @@ from sim.engine.fleetplan import (
     FleetPlan,
     fleet_plan,
 )
-from sim.engine.fleets import FleetEngine, FleetLoad, engines_of, routed_requests, run_fleet, upstreams_of
+from sim.engine.fleets import FleetEngine, FleetLoad, engines_of, routed_requests, run_fleet
 from sim.engine.incidents import settings_of
 from sim.engine.loop import Engine
 from sim.engine.results import EngineResults, Results
@@ -39,10 +39,7 @@ from sim.vllm.config import EngineConfig, engine_overrides
 from sim.vllm.request import NOT_ADMITTED
 from sim.vllm.settings import refuse_other_attention
 from sim.workload import arrivalorder
-from sim.workload import arrivals as planning
-from sim.workload.arrivals import Arrivals
-from sim.workload.chain import Chains
-from tracefile import outputs
+from sim.workload.arrivals import Arrivals, plan_arrivals
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import TraceReader, open_trace
 from tracefile.files.writing import TraceWriter, check_new, new_writer
@@ -274,7 +271,7 @@ def _run_fleet(
 ) -> tuple[FinishedRun, dict[str, Any]]:
     """Run ``arrivals`` through the fleet that the flags ask for; return its settings, too."""
     configs = {id(model): _deployed(model, arguments, deployment) for model in models}
-    plan = fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: upstreams_of(arrivals))
+    plan = fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: arrivals.column("upstream"))
     assert plan is not None
     engines = engines_of(plan, models, lambda model: configs[id(model)], deployment)
     routed = routed_requests(arrivals, configs[id(models[0])].block_size)
@@ -302,26 +299,20 @@ def _fleet_summary(plan: FleetPlan, engines: Sequence[FleetEngine], load: FleetL
 
 def read_arrivals(reader: TraceReader, engine: EngineConfig, arguments: argparse.Namespace) -> Arrivals:
     """Read the requests in order of arrival; with ``--replay-sessions``, each waits for its parent."""
-    trace: Path = arguments.trace
-    plan = planning.BatchPlan(Chains(reader.meta, engine.block_size), trace, arguments.cold_prompts)
-    plan.inferred = None if arguments.cold_prompts else outputs.inferred_outputs(reader)
-    read = list(reader.batches())
-    if not read:
+    trace, cold_prompts, replay_sessions = arguments.trace, arguments.cold_prompts, arguments.replay_sessions
+    records = reader.take_all()
+    if not len(records):
         raise InputError(f"{trace}: no records; expected at least one request")
-    if arguments.replay_sessions and not any(any(batch.words("parent_id")) for batch in read):
-        with open_trace(trace) as again:
-            read = [batches.Batch(arrivalorder.linked_records(reader.meta, list(again), trace))]
-    parent_ids = [name for batch in read for name in batch.words("parent_id")]
-    think_ms = np.concatenate([batch.times("think_ms") for batch in read])
-    first, *others = plan.every(read)
-    arrivals = first.followed_by(*others)
-    plan.require_hashes()
-    part = rests_on(plan.hashed, plan.requests, "block hashes")
+    if replay_sessions:
+        records = arrivalorder.linked_records(reader.meta, list(records), trace)
+    arrivals = plan_arrivals(
+        reader.meta, records, engine.block_size, path=trace, cold_prompts=cold_prompts, replay_sessions=replay_sessions
+    )
+    arrivals.batch.forget_times()
+    part = None if cold_prompts else rests_on(arrivals.batch.count("block_hashes"), len(arrivals), "block hashes")
     for warning in [*reader.warnings, *([f"hits are {part}"] if part else [])]:
         print(f"warning: {warning}", file=sys.stderr)
-    if arguments.replay_sessions:
-        return arrivalorder.by_session(arrivals, parent_ids, think_ms)
-    return arrivalorder.by_arrival(arrivals)
+    return arrivalorder.by_session(arrivals) if replay_sessions else arrivalorder.by_arrival(arrivals)
 
 
 def _as_text(summary: Summary, output: Path) -> str:

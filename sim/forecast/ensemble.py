@@ -27,6 +27,7 @@ from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
 from tracefile.commandline.processes import results
 from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.batches import Batch
 
 MOST_GAPS = 1 << 17
 """Gaps kept of a member; of more, every n-th."""
@@ -103,7 +104,7 @@ def forecast(
     """
     needed = arrivals
     if lay_out is None:  # only a router reads records
-        needed = replace(arrivals, sources=())
+        needed = replace(arrivals, batch=Batch([]))
         lay_out = partial(_on_one_engine, config=config, deployment=deployment)
     run_member, by_number = _MemberRuns(needed, members, seed, lay_out), dict[int, dict[str, npt.NDArray[Any]]]()
     for number, columns in results(run_member, range(len(members)), procs=procs):

@@ -98,7 +98,7 @@ def _at_once(arrivals: Arrivals) -> Arrivals:
     """Queue all requests at time 0, in the order in which they came; none waits for another or is aborted."""
     order = np.argsort(arrivals.arrival_ms, kind="stable")
     queued, nothing = arrivals.take(order), np.full(len(order), np.nan)
-    seen = [max(record.output_tokens or 1, 1) for record in arrivals.records(order)]
+    seen = np.maximum(arrivals.batch.numbers("output_tokens")[queued.rows], 1)
     return replace(
         queued,
         numbers=np.arange(len(order)),
@@ -106,7 +106,7 @@ def _at_once(arrivals: Arrivals) -> Arrivals:
         parents=np.full(len(order), NOBODY),
         think_ms=nothing,
         abort_after_ms=nothing,
-        output_tokens=np.minimum(queued.output_tokens, np.array(seen, np.int64)),
+        output_tokens=np.minimum(queued.output_tokens, seen),
     )
 
 

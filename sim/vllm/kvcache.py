@@ -166,8 +166,6 @@ class SingleGroupCache(KVCache):
 
     def publish(self, request: Request, end: i64) -> bool:
         """Rule 10: blocks full of known tokens can be hit from here on, within the same step too."""
-        if end < request.next_full:
-            return False
         full = end // self.block_size
         was_known = request.num_hashed < request.known_keys  # no other request can hit private blocks
         self.pool.publish(request, request.num_hashed, full)

@@ -298,7 +298,7 @@ class Scheduler:
             self.stats.hit_tokens += hit_tokens
 
     def _publish(self, request: Request, end: i64) -> None:
-        if self.cache.publish(request, end):
+        if end >= request.next_full and self.cache.publish(request, end):
             self._wake()
 
     def _preempt(self, request: Request) -> None:

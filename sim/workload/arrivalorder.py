@@ -1,13 +1,12 @@
 """Requests of a trace in order of arrival; files have them in the order of their ends."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from sim.workload.arrivals import NOBODY, Arrivals, parents_of
+from sim.workload.arrivals import NOBODY, Arrivals
 from tracefile.outputs import infer_outputs
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
@@ -22,13 +21,11 @@ def by_arrival(arrivals: Arrivals) -> Arrivals:
     return _in_order(arrivals, np.argsort(arrivals.arrival_ms, kind="stable"))
 
 
-def by_session(arrivals: Arrivals, parent_ids: Sequence[str | None], think_ms: FloatArray) -> Arrivals:
+def by_session(arrivals: Arrivals) -> Arrivals:
     """Return turns that wait for their parent's end, by the earliest time at which each can come: its session's first
     arrival plus all think times since. A turn that came before its parent's end has no parent."""
-    arrival_ms = arrivals.arrival_ms
-    parents, think_ms = parents_of(arrivals.ids, parent_ids, arrival_ms, arrivals.recorded_e2e_ms, think_ms)
-    due_ms, depths = _due(arrival_ms, parents, think_ms)
-    return _in_order(replace(arrivals, parents=parents, think_ms=think_ms), np.lexsort((depths, due_ms)))
+    due_ms, depths = _due(arrivals.arrival_ms, arrivals.parents, arrivals.think_ms)
+    return _in_order(arrivals, np.lexsort((depths, due_ms)))
 
 
 def _in_order(arrivals: Arrivals, order: IntArray) -> Arrivals:

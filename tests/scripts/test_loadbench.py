@@ -3,6 +3,7 @@
 import pytest
 
 from scripts.bench_loadgen import ROWS, table
+from scripts.figures import Figure, figure_table
 from scripts.loadbench.runs import Case, cases, figures_of
 from scripts.reference_server import Pace, Served, ServerLog
 
@@ -51,3 +52,16 @@ def test_a_goal_beside_the_bare_loop_is_judged_by_its_figure() -> None:
             f"| – TTFT error p99, ms | {ours:.2f} | 0.50 | {ours / 0.5:.2f} | ≤ bare loop × 1.5 | {reached} |"
             in table(runs)
         )
+
+
+def test_a_goal_may_be_a_peers_figure_and_more() -> None:
+    figures = [Figure("p99", "added p99", ",.0f", "≤ nginx + 150"), Figure("rss", "RSS", ",.1f", "≤ 80")]
+    rounds = {"nginx": {"p99": [100.0, 300.0, 200.0]}, "tap": {"p99": [350.0, 340.0, 351.0], "rss": [80.0]}}
+    assert figure_table(figures, rounds, "tap", ["nginx"]).splitlines()[2:] == [
+        "| added p99 | 200 | 350 | 1.75 | ≤ nginx + 150 | yes |",
+        "| RSS |  | 80.0 |  | ≤ 80 | yes |",
+    ]
+    # Without the peer, nobody can say.
+    assert figure_table(figures[:1], {"tap": rounds["tap"]}, "tap", ["nginx"]).splitlines()[2] == (
+        "| added p99 | 350 | ≤ nginx + 150 | ? |"
+    )

@@ -64,3 +64,8 @@ def test_both_sides_know_a_request_s_ttft_from_its_id(server: ServerProcess) -> 
     drawn = [PACED.ttft_ns(str(number)) for number in range(500)]
     assert 1_000_000 <= min(drawn) < 1_050_000
     assert 3_950_000 < max(drawn) <= 4_000_000
+
+
+def test_writes_fall_on_the_clock_s_next_tick() -> None:
+    assert [Pace(tick_ms=1.0).on_tick(due_ns) for due_ns in (2_000_000, 2_000_001)] == [2_000_000, 3_000_000]
+    assert Pace().on_tick(2_000_001) == 2_000_001

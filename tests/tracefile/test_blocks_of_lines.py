@@ -1,6 +1,6 @@
 """Lines decoded a block at a time give what they give one by one: records, errors, warnings and places."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tracefile.files import reading
 from tracefile.files.reading import TraceReader
 from tracefile.records.errors import InputError
+from tracefile.records.schema import Record
 from tracefile.storage import compression
 
 HEADER = b'{"meta":{"schema":"kvtape/1","block_size":16}}'
@@ -68,6 +70,14 @@ def results(path: Path, *, by_line: bool) -> tuple[list[Any], list[str], list[tu
         return found, reader.warnings, reader.faults
 
 
+def records(path: Path, read: Callable[[TraceReader], Iterable[Record]]) -> tuple[list[Record] | str, list[str]]:
+    with TraceReader(path) as reader:
+        try:
+            return list(read(reader)), reader.warnings
+        except InputError as error:
+            return str(error), []
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     trace=st.one_of(
@@ -84,3 +94,5 @@ def test_a_block_of_lines_is_read_as_its_lines_are(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compression, "PLAIN_READ_BYTES", read_bytes)
         assert results(path, by_line=False) == results(path, by_line=True)
+        patch.setattr(reading, "BATCH", 3)
+        assert records(path, lambda reader: reader.take_all()) == records(path, list)

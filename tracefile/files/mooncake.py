@@ -67,7 +67,7 @@ class MooncakeDecoder:
 
     def _columns(self, rows: list[MooncakeLine]) -> RecordColumns | None:
         """Return the records of rows, whose partial blocks are cut off; None: one has too few ids."""
-        partial: list[int | None] = []
+        partial: list[BlockHash | None] = []
         for row in rows:
             full = row.input_length // MOONCAKE_BLOCK_SIZE
             if len(row.hash_ids) < full:
@@ -82,8 +82,9 @@ class MooncakeDecoder:
             "output_tokens": [row.output_length for row in rows],
             "tokens_source": ["tokenizer"] * len(rows),
             "block_hashes": [row.hash_ids for row in rows],
+            "extra": partial,
         }
-        return RecordColumns(columns, (PARTIAL_BLOCK, partial))
+        return RecordColumns(columns, PARTIAL_BLOCK)
 
 
 def usual_block_size(meta: Meta) -> int | None:

@@ -12,9 +12,11 @@ from tracefile.records.decoding import (
     KvtapeDecoder,
     LineDecoder,
     OutOfBoundsError,
+    RecordColumns,
     decode_meta,
     is_header,
     is_object,
+    joined_records,
     parse_object,
 )
 from tracefile.records.errors import InputError
@@ -99,25 +101,29 @@ class TraceReader:
 
     def batches(self) -> "Iterator[Batch]":
         """Iterate over the records in groups, with their fields as arrays."""
-        waiting: list[bytes] = []
-        for block in self._blocks():
-            self._lines.number += len(block)
-            waiting += block
-            if len(waiting) >= BATCH or not block:
-                yield from self._batch(waiting)
-                waiting = []
-
-    def _batch(self, lines: list[bytes]) -> "Iterator[Batch]":
-        """Yield the records of the lines last counted, if they hold any."""
         # A tap's workers read headers only and must not import NumPy.
         from tracefile.records.batches import Batch  # noqa: PLC0415
 
-        records = self._decoder.decode_block(lines)
-        if records is None:
-            self._lines.number -= len(lines)
-            records = list(self._without_faults(self._each(lines)))
-        if records:
-            yield Batch(records)
+        return map(Batch, self._groups())
+
+    def take_all(self) -> list[Record] | RecordColumns:
+        """Return all records that are left."""
+        return joined_records(list(self._groups()))
+
+    def _groups(self) -> Iterator[list[Record] | RecordColumns]:
+        lines: list[bytes] = []
+        for block in self._blocks():
+            self._lines.number += len(block)
+            lines += block
+            if len(lines) < BATCH and block:
+                continue
+            records = self._decoder.decode_block(lines)
+            if records is None:
+                self._lines.number -= len(lines)
+                records = list(self._without_faults(self._each(lines)))
+            if records:
+                yield records
+            lines = []
 
     def __enter__(self) -> Self:
         return self
@@ -183,8 +189,8 @@ class TraceReader:
 
     def _blocks_of_file(self) -> Iterator[list[bytes]]:
         while block := self._lines.take_block():
-            if self._is_torn(block[-1]):
-                break
+            if not (self._lines.complete or block[-1].isspace() or is_object(block[-1])):
+                break  # a torn line
             yield block
         yield []
         if block:
@@ -223,9 +229,6 @@ class TraceReader:
             self._notes.append(f"{self.where()}: still being written; read up to here")
         else:
             self.faults.append((self.line, fault))
-
-    def _is_torn(self, line: bytes) -> bool:
-        return not self._lines.complete and not line.isspace() and not is_object(line)
 
     def _take_header(self, line: bytes) -> InputError | None:
         """Take a later header; return the error if its records are on another clock or in other blocks."""

@@ -52,65 +52,66 @@ class Batch:
     """Some records of a trace, in its order."""
 
     def __init__(self, records: list[Record] | RecordColumns) -> None:
-        self._records = records
+        self.records = records
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.records)
 
-    def _column(self, name: str) -> Sequence[Any]:
-        records = self._records
+    def column(self, name: str) -> Sequence[Any]:
+        """Return a field of every record."""
+        records = self.records
         return list(map(attrgetter(name), records)) if isinstance(records, list) else records.column(name)
 
     def numbers(self, name: str, missing: int = 0) -> IntArray:
         """Return an integer field of every record; ``missing`` stands for null."""
-        column = self._column(name)
+        column = self.column(name)
         if column.count(None) == len(column):
             return np.full(len(column), missing)
         return np.array([missing if value is None else value for value in column], np.int64)
 
     def times(self, name: str) -> FloatArray:
         """Return a float field; NaN stands for null."""
-        column = self._column(name)
+        column = self.column(name)
         return np.full(len(column), np.nan) if column.count(None) == len(column) else np.array(column, np.float64)
 
     def equal(self, name: str, word: str) -> BoolArray:
         """Return for each record if a field is ``word``."""
-        column = self._column(name)
+        column = self.column(name)
         if column.count(word) == len(column):
             return np.ones(len(column), bool)
         return np.array([value == word for value in column], bool)
 
-    def words(self, name: str) -> Sequence[str | None]:
-        """Return a field of text."""
-        return self._column(name)
+    def count(self, name: str) -> int:
+        """Return how many records have a field."""
+        return len(self) - self.column(name).count(None)
 
     def lengths(self, name: str) -> IntArray:
         """Return the lengths of a list field."""
-        return np.array(list(map(len, self._column(name))), np.int64)
+        return np.array(list(map(len, self.column(name))), np.int64)
 
     def values(self, name: str) -> FloatArray:
         """Return the values of a list of numbers, one record's after another's."""
-        lists = self._column(name)
+        lists = self.column(name)
         if all(values.count(1) == len(values) for values in lists):  # one token a read, as nearly always
             return np.ones(sum(map(len, lists)))
         return np.fromiter(chain.from_iterable(lists), np.float64)
 
     def hashes(self) -> Hashes:
         """Return the chains of all records."""
-        return _joined_chains(self._column("block_hashes"), self._column("output_block_hashes"))
+        return _joined_chains(self.column("block_hashes"), self.column("output_block_hashes"))
 
     def forget_times(self) -> None:
         """Drop the tokens' times and the fields of other writers, which take space."""
-        if isinstance(self._records, RecordColumns):
-            self._records.extra = None
+        if isinstance(self.records, RecordColumns):
+            self.records.columns.pop("extra", None)
             return
-        for record in self._records:
+        for record in self.records:
             if record.itl_ms:
                 record.itl_ms, record.itl_tokens = [], []
 
     def record(self, row: int) -> Record:
         """Return the record of a row, for the caller to change."""
-        return copy(self._records[row]) if isinstance(self._records, list) else self._records.record(row)
+        return copy(self.records[row]) if isinstance(self.records, list) else self.records.record(row)
 
 
 def _joined_chains(prompts: Sequence[Sequence[int] | None], outputs: Sequence[Sequence[int] | None]) -> Hashes:

@@ -32,26 +32,41 @@ class OutOfBoundsError(InputError):
 class RecordColumns:
     """Records of several lines by field, each made when it is asked for; fields without a column are not known.
 
-    ``extra``: name and values of a field for ``Record.extra``, None for records without it.
+    ``extra_name``: name in ``Record.extra`` of the values of column ``extra``, None for records without one.
     """
 
-    def __init__(self, columns: dict[str, list[Any]], extra: tuple[str, Sequence[Any]] | None = None) -> None:
-        self._columns, self.extra = columns, extra
+    def __init__(self, columns: dict[str, list[Any]], extra_name: str = "") -> None:
+        self.columns, self._extra_name = columns, extra_name
 
     def __len__(self) -> int:
-        return len(self._columns["request_id"])
+        return len(self.columns["request_id"])
 
     def __iter__(self) -> Iterator[Record]:
         return map(self.record, range(len(self)))
 
     def record(self, index: int) -> Record:
-        record = Record(**{name: column[index] for name, column in self._columns.items()})
-        if self.extra is not None and self.extra[1][index] is not None:
-            record.extra = {self.extra[0]: self.extra[1][index]}
-        return record
+        known = {name: column[index] for name, column in self.columns.items()}
+        if "extra" in known:
+            known["extra"] = {} if known["extra"] is None else {self._extra_name: known["extra"]}
+        return Record(**known)
 
     def column(self, name: str) -> list[Any]:
-        return self._columns.get(name) or [getattr(NOTHING_KNOWN, name)] * len(self)
+        return self.columns.get(name) or [getattr(NOTHING_KNOWN, name)] * len(self)
+
+    def extend(self, other: "RecordColumns") -> None:
+        """Add the records of lines of the same format."""
+        for name, column in self.columns.items():
+            column.extend(other.column(name))
+
+
+def joined_records(parts: Sequence[list[Record] | RecordColumns]) -> list[Record] | RecordColumns:
+    """Return the records of all parts, as columns if all parts are; the first part's columns are taken."""
+    columns = [part for part in parts if isinstance(part, RecordColumns)]
+    if not columns or len(columns) < len(parts):
+        return [record for part in parts for record in part]
+    for other in columns[1:]:
+        columns[0].extend(other)
+    return columns[0]
 
 
 NOTHING_KNOWN = Record(request_id=RequestId(""))

@@ -17,7 +17,6 @@ from tests.sim.engine.test_compiled import CONFIGS, STEP
 from tests.sim.fleets import make_request
 from tests.sim.oracles.arrival import objects
 from tests.sim.oracles.simulation import results_of, simulate
-from tracefile.records.batches import Batch
 from tracefile.records.schema import Meta
 
 
@@ -60,9 +59,9 @@ def test_requests_come_by_arrival_and_turns_by_the_earliest_time_they_can() -> N
     ]
     for record in records:
         record.e2e_ms = 1.0
-    arrivals, batch = plan_arrivals(Meta(block_size=4), records, 4), Batch(records)
+    arrivals = plan_arrivals(Meta(block_size=4), records, 4)
     assert by_arrival(arrivals).ids == ["r0", "r3", "r2", "r1"]
-    paced = by_session(arrivals, batch.words("parent_id"), batch.times("think_ms"))
+    paced = by_session(plan_arrivals(Meta(block_size=4), records, 4, replay_sessions=True))
     assert paced.ids == ["r0", "r3", "r2", "r1"]
     assert paced.parents.tolist() == [NOBODY, NOBODY, NOBODY, 0]
     assert paced.think_ms[3] == pytest.approx(5.0)

@@ -1,6 +1,5 @@
 """A finished simulation as objects: one ``RequestRun`` per arrival, and the engine's steps; for tests and benches."""
 
-import copy
 import math
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
@@ -229,8 +228,7 @@ def columns(arrivals: Sequence[Arrival]) -> Arrivals:
         full_blocks=np.array([len(one.hashes) for one in arrivals], np.int64),
         known=known,
         hashes=hashes,
-        sources=(Batch([copy.copy(one.record) for one in arrivals]),),
-        source=np.zeros(len(arrivals), np.int64),
+        batch=Batch([one.record for one in arrivals]),
         rows=places,
     )
 
