@@ -6,6 +6,8 @@ from librt.strings import BytesWriter
 from librt.vecs import append, vec
 from mypy_extensions import i64, u8
 
+from measure.cache.hashtable import BoxedVec
+
 DECIMALS: Final = 4
 """Of times in ms: finer than any clock that a prediction will be compared with."""
 PARTS_PER_MS: Final = 10_000
@@ -19,9 +21,10 @@ CLOSE: Final = 93
 
 
 class GapTexts:
-    """Texts of the gaps between steps; ``seen_ms``: when clients see each step's tokens, ascending."""
+    """Texts of the gaps between steps; ``boxed_seen_ms``: when clients see each step's tokens, ascending."""
 
-    def __init__(self, seen_ms: vec[float]) -> None:
+    def __init__(self, boxed_seen_ms: BoxedVec) -> None:
+        seen_ms: vec[float] = boxed_seen_ms
         writer = BytesWriter()
         ends = vec[i64]([0])
         for step in range(1, len(seen_ms)):
@@ -32,11 +35,12 @@ class GapTexts:
         self._ends: vec[i64] = ends
         """Text of gap i, between step i and the next, and a comma: from ``ends[i]`` to ``ends[i + 1]``."""
 
-    def array(self, runs: vec[i64]) -> bytes:
+    def array(self, boxed_runs: BoxedVec) -> bytes:
         """Return the gaps between the tokens of one request as a JSON array.
 
-        ``runs``: first step and number of consecutive steps, each with a token, again and again.
+        ``boxed_runs``: first step and number of consecutive steps, each with a token, again and again.
         """
+        runs: vec[i64] = boxed_runs
         writer = BytesWriter()
         writer.append(OPEN)
         before: i64 = -1
