@@ -300,7 +300,7 @@ def _fleet_summary(plan: FleetPlan, engines: Sequence[FleetEngine], load: FleetL
 def read_arrivals(reader: TraceReader, engine: EngineConfig, arguments: argparse.Namespace) -> Arrivals:
     """Read the requests in order of arrival; with ``--replay-sessions``, each waits for its parent."""
     trace, cold_prompts, replay_sessions = arguments.trace, arguments.cold_prompts, arguments.replay_sessions
-    records = reader.take_all()
+    records = reader.requests()
     if not len(records):
         raise InputError(f"{trace}: no records; expected at least one request")
     if replay_sessions:
@@ -308,7 +308,6 @@ def read_arrivals(reader: TraceReader, engine: EngineConfig, arguments: argparse
     arrivals = plan_arrivals(
         reader.meta, records, engine.block_size, path=trace, cold_prompts=cold_prompts, replay_sessions=replay_sessions
     )
-    arrivals.batch.forget_times()
     part = None if cold_prompts else rests_on(arrivals.batch.count("block_hashes"), len(arrivals), "block hashes")
     for warning in [*reader.warnings, *([f"hits are {part}"] if part else [])]:
         print(f"warning: {warning}", file=sys.stderr)
