@@ -1,16 +1,10 @@
-"""Prediction of a request's TTFT on an engine as a router sees it, and the policy of the earliest first token."""
+"""Prediction of a request's TTFT as a router sees it, and the policy of the least. mypyc compiles this module."""
 
-import os
 from collections.abc import Mapping
 from math import ceil
-from pathlib import Path
-
-import msgspec
 
 from engines.routing.load import least_costly
 from engines.routing.records import RoutedEngine, RoutedRequest, RoutingCosts
-from tracefile.records.decoding import NOT_JSON
-from tracefile.records.errors import InputError
 
 
 def routing_costs(parameters: Mapping[str, float], step_tokens: float) -> RoutingCosts:
@@ -22,33 +16,6 @@ def routing_costs(parameters: Mapping[str, float], step_tokens: float) -> Routin
 def at_speed(costs: RoutingCosts, speed: float) -> RoutingCosts:
     """Return the numbers of an engine that is ``speed`` times as fast."""
     return RoutingCosts(*[ms / speed for ms in costs])._replace(step_tokens=costs.step_tokens)
-
-
-class _Parameter(msgspec.Struct):
-    value: float
-
-
-class _Engine(msgspec.Struct):
-    max_num_batched_tokens: int
-
-
-class _ModelFile(msgspec.Struct):
-    """Part of a model.json that a router uses."""
-
-    parameters: dict[str, _Parameter]
-    engine: _Engine
-
-
-def read_costs(path: str | os.PathLike[str]) -> RoutingCosts:
-    """Read a router's numbers from a model.json. Raises InputError naming the file and the field."""
-    try:
-        model = msgspec.json.decode(Path(path).read_bytes(), type=_ModelFile)
-    except OSError as error:
-        raise InputError(f"{os.fspath(path)}: {error.strerror}; expected a model.json") from None
-    except NOT_JSON as error:
-        raise InputError(f"{os.fspath(path)}: {error}; expected a model.json") from None
-    values = {name: parameter.value for name, parameter in model.parameters.items()}
-    return routing_costs(values, model.engine.max_num_batched_tokens)
 
 
 def prefill_ms(costs: RoutingCosts, tokens: float, depth: float) -> float:

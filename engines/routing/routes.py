@@ -1,16 +1,21 @@
 """``--route``: a policy with its settings in one word, and the router that is made of it."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, get_args
 
-from engines.routing.costs import at_speed, read_costs
+import msgspec
+
+from engines.routing.costs import at_speed, routing_costs
 from engines.routing.policies import POLICIES, PolicyKind, user_policy
 from engines.routing.prefix import PrefixIndex
 from engines.routing.records import TOKENS_ALONE, RoutingCosts
 from engines.routing.router import Knowledge, Router
 from tracefile.commandline.durations import duration
+from tracefile.records.decoding import NOT_JSON
 from tracefile.records.errors import InputError
 
 CacheKnowledge = Literal["complete", "partial", "none"]
@@ -71,6 +76,33 @@ def _setting(word: str) -> tuple[str, Any]:
         return "costs", read_costs(value)
     expected = {"knowledge": f"one of {', '.join(get_args(CacheKnowledge))}", "index-blocks": "a whole number above 0"}
     raise InputError(f"{word!r}; expected {expected.get(name, 'SETTING=VALUE, a setting of ' + ', '.join(SETTINGS))}")
+
+
+class _Parameter(msgspec.Struct):
+    value: float
+
+
+class _Engine(msgspec.Struct):
+    max_num_batched_tokens: int
+
+
+class _ModelFile(msgspec.Struct):
+    """Part of a model.json that a router uses."""
+
+    parameters: dict[str, _Parameter]
+    engine: _Engine
+
+
+def read_costs(path: str | os.PathLike[str]) -> RoutingCosts:
+    """Read a router's numbers from a model.json. Raises InputError naming the file and the field."""
+    try:
+        model = msgspec.json.decode(Path(path).read_bytes(), type=_ModelFile)
+    except OSError as error:
+        raise InputError(f"{os.fspath(path)}: {error.strerror}; expected a model.json") from None
+    except NOT_JSON as error:
+        raise InputError(f"{os.fspath(path)}: {error}; expected a model.json") from None
+    values = {name: parameter.value for name, parameter in model.parameters.items()}
+    return routing_costs(values, model.engine.max_num_batched_tokens)
 
 
 def make_router(

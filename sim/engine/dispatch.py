@@ -17,23 +17,16 @@ Routed = tuple[bytes | None, Sequence[int], float, int, int | None, int | None]
 
 
 class Dispatch:
-    """A run of a fleet under a router, or with an engine known for each request: ``table``."""
+    """A run of a fleet under a router."""
 
     def __init__(
-        self,
-        fleet: Fleet,
-        routed: list[Routed],
-        router: Router | None,
-        *,
-        table: Sequence[int] = (),
-        incidents: "Timeline | None" = None,
+        self, fleet: Fleet, routed: list[Routed], router: Router, *, incidents: "Timeline | None" = None
     ) -> None:
         self.fleet: Fleet = fleet
-        self.router: Router | None = router
+        self.router: Router = router
         self.engine_of: list[int] = [NONE] * len(fleet.requests)
         self._routed: list[Routed] = routed
         self._incidents: Timeline | None = incidents
-        self._table: Sequence[int] = table
         self._number_of: list[int] = [NONE] * len(fleet.requests)
         self._chosen: int = 0
 
@@ -56,8 +49,6 @@ class Dispatch:
     def _tell(self) -> None:
         """Tell the router of first tokens and ends up to now."""
         router, events = self.router, self.fleet.events
-        if router is None:
-            return
         while events.size > 0 and events.next_ms <= self.fleet.known_ms:
             time_ms, code = events.next_ms, events.next_code
             events.pop()
@@ -75,9 +66,6 @@ class Dispatch:
         if incidents is not None:
             incidents.arrived(self)
             fleet.stop_ms = incidents.next_ms()
-        if router is None:
-            self.engine_of[place] = self._table[place]
-            return fleet.advance(place, self._table[place])
         request = RoutedRequest(self._chosen, fleet.now_ms / 1e3, *self._routed[place])
         engine = router.choose(request)
         if incidents is not None and not incidents.is_up(engine):
@@ -91,8 +79,7 @@ class Dispatch:
 
     def end(self, place: int) -> None:
         """Close the account of a request whose engine died."""
-        if self.router is not None:
-            self.router.ended(self._number_of[place], self.fleet.now_ms / 1e3)
+        self.router.ended(self._number_of[place], self.fleet.now_ms / 1e3)
 
     @property
     def log(self) -> list[tuple[float, str, int]]:
@@ -100,15 +87,8 @@ class Dispatch:
         return [] if self._incidents is None else self._incidents.log
 
     def in_flight(self, engine: int) -> int:
-        return 0 if self.router is None else self.router.engines[engine].requests
-
-    def set_healthy(self, engine: int, healthy: bool) -> None:
-        if self.router is not None:
-            self.router.set_healthy(engine, healthy)
-
-    def lost_cache(self, engine: int) -> None:
-        if self.router is not None:
-            self.router.lost_cache(engine)
+        """Count the requests sent to an engine and not ended."""
+        return self.router.engines[engine].requests
 
 
 class Timeline:
@@ -172,7 +152,7 @@ class Timeline:
 
     def _take_down(self, dispatch: Dispatch, engine: int, at_ms: float, what: str) -> None:
         self._up[engine] = False
-        dispatch.set_healthy(engine, False)
+        dispatch.router.set_healthy(engine, False)
         self.log.append((at_ms, what, engine))
 
     def _hold(self, dispatch: Dispatch, engine: int, at_ms: float) -> None:
@@ -186,7 +166,7 @@ class Timeline:
         moved, ended = dispatch.fleet.lose(engine)
         for place in (*moved, *ended):
             dispatch.end(place)
-        dispatch.lost_cache(engine)
+        dispatch.router.lost_cache(engine)
         if engine == self._draining:
             self._draining = None
             self._next_in_turn(engine, at_ms)
@@ -195,9 +175,9 @@ class Timeline:
         if self._up[engine]:
             return
         dispatch.fleet.restart(engine, at_ms)
-        dispatch.lost_cache(engine)
+        dispatch.router.lost_cache(engine)
         self._up[engine] = True
-        dispatch.set_healthy(engine, True)
+        dispatch.router.set_healthy(engine, True)
         self.log.append((at_ms, "up", engine))
         if engine == self._draining:
             self._draining = None

@@ -84,7 +84,7 @@ class Fleet:
         self.events: EventHeap = EventHeap()
         """First tokens and ends that the router was not told yet; up to ``known_ms`` none is missing."""
         self.known_ms: float = now_ms
-        self._coming: i64 = NONE
+        self.coming: i64 = NONE
         """Request that ``advance`` returned last."""
         self._block_size: i64 = block_size
         self._make_life: Callable[[i64, i64], Life] = make_life
@@ -118,13 +118,13 @@ class Fleet:
             if self.stop_ms <= self._arrivals.next_ms:
                 return AT_STOP
             request = self._arrivals.pop()
-            self._coming = request.index
+            self.coming = request.index
             if self._needs_engine(request):
                 return request.index
 
     def overlaps(self, blocks: Sequence[int], now_s: float) -> list[int]:
         """Return, by engine, the leading blocks cached of the request that has just come: complete knowledge."""
-        request = self.requests[self._coming]
+        request = self.requests[self.coming]
         cached: list[int] = []
         for life in self.current:
             scheduler = life.engine.scheduler

@@ -153,18 +153,18 @@ def run_fleet(
     keeps_rows: bool = False,
 ) -> FleetLoad:
     """Run a workload through a fleet to its end."""
-    route, router, table = plan.parsed_route(), None, list[int]()
-    load = FleetLoad(arrivals, engines, seed, keeps_rows=keeps_rows)
+    load, route = FleetLoad(arrivals, engines, seed, keeps_rows=keeps_rows), plan.parsed_route()
     if route is None:
-        places = {name: place for place, name in enumerate(plan.names)}
-        table = [0 if name is None else places[name] for name in arrivals.column("upstream")]
+        fleet, upstreams = load.fleet, arrivals.column("upstream")
+        number_of = {name: number for number, name in enumerate(plan.names)}
+        router = Router(plan.names, lambda request, engines: number_of.get(upstreams[fleet.coming], 0))
     else:
         router = _router(route, load)
     incidents = None
     if plan.events:
         start_ms = float(arrivals.arrival_ms.min(initial=np.inf))
         incidents = Timeline(plan.events, len(engines), start_ms)
-    load.dispatch = Dispatch(load.fleet, routed, router, table=table, incidents=incidents)
+    load.dispatch = Dispatch(load.fleet, routed, router, incidents=incidents)
     load.dispatch.run()
     return load
 
