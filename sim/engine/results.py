@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,28 +12,19 @@ from librt.vecs import vec
 from measure.cache.vectors import array_of
 from sim.engine.columns import ResultColumns
 from sim.engine.gaptexts import DECIMALS, GapTexts
+from sim.engine.predicting import predict
 from sim.engine.simulatedrequest import (
-    ABORTED,
     AS_RECORDED,
-    LOST,
-    NO_ENGINE,
-    PARENT_FAILED,
-    UNSERVABLE,
     SimulatedRequest,
 )
 from sim.latency.modelfile import Model, model_digest
 from sim.vllm.config import EngineConfig
-from sim.vllm.request import NOT_ADMITTED
 from sim.workload.arrivals import Arrivals
 from tracefile.commandline.parser import VERSION
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.schema import Engine as EngineInfo
 from tracefile.records.schema import Meta, Record, Workload
 
-TOO_LONG = "exceeds_engine"
-BY_FLEET = {LOST: "engine_died", NO_ENGINE: "no_engine"}
-FAILURES = {UNSERVABLE: TOO_LONG, PARENT_FAILED: "parent_failed", NO_ENGINE: BY_FLEET[NO_ENGINE]}
-"""Errors by outcome: of requests that failed by the fleet, and of those that no engine served."""
 SURE = 1e-3
 MOST_PARTS = 1e12
 """How near a half, and of what size, a number may be rounded wrongly."""
@@ -89,7 +79,7 @@ def finished_records(results: Results, block_size: int, *, keep_hashes: bool = T
             if results.is_fleet and request.outcome != AS_RECORDED:
                 record.upstream = engines[engine].upstream
             record.concurrency = concurrency
-            _predict(record, request, times, texts[engine], block_size)
+            predict(record, request, times, texts[engine], block_size)
             yield record
 
 
@@ -113,51 +103,6 @@ def _known(times_ms: FloatArray) -> npt.NDArray[np.object_]:
     known = times_ms.astype(np.object_)
     known[np.isnan(times_ms)] = None
     return known
-
-
-def _predict(
-    record: Record, request: SimulatedRequest, times: list[float | None], texts: GapTexts, block_size: int
-) -> None:
-    """Give a record what was predicted of its request; ``times``: its arrival, duration, TTFT, queue and think time."""
-    record.arrival_ms, record.e2e_ms, ttft_ms, queue_ms, think_ms = times
-    record.scheduled_ms = record.first_byte_ms = record.ttft_ms = record.output_tokens = record.cached_tokens = None
-    record.itl_ms, record.itl_tokens, record.extra = [], [], {}
-    if think_ms is not None:
-        record.think_ms = think_ms
-    outcome = request.outcome
-    if outcome == AS_RECORDED:
-        return
-    if outcome in FAILURES or not request.has_arrived:
-        record.status, record.error = "error", FAILURES[outcome]
-        record.http_status = record.finish_reason = None
-        return
-    tokens = request.num_seen
-    if outcome in (ABORTED, LOST):
-        record.finish_reason = record.kv_blocks = None
-        if outcome == LOST:
-            record.status, record.http_status, record.error = "upstream_abort", 200, BY_FLEET[LOST]
-    else:
-        record.status, record.http_status, record.error = "ok", 200, None
-        record.finish_reason = record.finish_reason or "length"
-        record.kv_blocks = -(-(request.prompt_tokens + tokens - 1) // block_size)
-    if record.stream is not False and ttft_ms is not None:
-        record.ttft_ms = ttft_ms
-        if tokens > 1:
-            record.itl_ms, record.itl_tokens = _gaps(request, texts), _ones_text(tokens - 1)
-    record.output_tokens = tokens
-    record.cached_tokens = None if request.cached_tokens == NOT_ADMITTED else request.cached_tokens
-    record.queue_ms = queue_ms
-    record.preemptions = request.preemptions
-
-
-def _gaps(request: SimulatedRequest, texts: GapTexts) -> Any:
-    request.close_run()
-    return msgspec.Raw(texts.array(request.token_runs))
-
-
-@cache
-def _ones_text(count: int) -> Any:
-    return msgspec.Raw(b"[" + b"1," * (count - 1) + b"1]")
 
 
 def predicted_meta(

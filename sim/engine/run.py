@@ -30,6 +30,7 @@ from sim.engine.fleetplan import (
 from sim.engine.fleets import FleetEngine, FleetLoad, engines_of, routed_requests, run_fleet
 from sim.engine.incidents import settings_of
 from sim.engine.loop import Engine
+from sim.engine.predicting import BY_FLEET, TOO_LONG
 from sim.engine.results import EngineResults, Results
 from sim.engine.tiers import TierTraffic
 from sim.latency.fittraces import refuse_fitted
@@ -141,7 +142,7 @@ def _numbers(record: Record) -> tuple[float, ...]:
         record.prompt_tokens or 0,
         NOT_ADMITTED if record.cached_tokens is None else record.cached_tokens,
         record.status != "ok",
-        record.error == outcomes.TOO_LONG,
+        record.error == TOO_LONG,
     )
 
 
@@ -293,7 +294,7 @@ def _fleet_summary(plan: FleetPlan, engines: Sequence[FleetEngine], load: FleetL
         route=plan.route,
         engines=len(engines),
         events=[((at_ms - first_ms) / 1e3, what, engines[engine].name) for at_ms, what, engine in load.dispatch.log],
-        not_served={error: failed[outcome] for outcome, error in outcomes.BY_FLEET.items() if failed[outcome]},
+        not_served={error: failed[outcome] for outcome, error in BY_FLEET.items() if failed[outcome]},
     )
 
 
