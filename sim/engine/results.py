@@ -25,9 +25,9 @@ from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.schema import Engine as EngineInfo
 from tracefile.records.schema import Meta, Record, Workload
 
-SURE = 1e-3
+UNSURE = 1e-3
+"""Distance from a half within which a product of up to ``MOST_PARTS`` may be rounded the other way."""
 MOST_PARTS = 1e12
-"""How near a half, and of what size, a number may be rounded wrongly."""
 AT_ONCE = 1 << 10
 """Requests whose columns become numbers at a time."""
 
@@ -57,14 +57,16 @@ class Results(NamedTuple):
 
 
 def finished_records(results: Results, block_size: int, *, keep_hashes: bool = True) -> Iterator[Record]:
-    """Yield the records in order of their ends, with the requests in flight at each arrival; each is made as it is
-    asked for."""
+    """Yield the records in order of their ends, with the requests in flight at each arrival.
+
+    A record is made when it is asked for, so that they are never all in memory.
+    """
     arrivals, requests, engines = results.arrivals, results.requests(), results.engines
     engine_of = np.repeat(np.arange(len(engines)), [len(engine.requests) for engine in engines])
     places = np.concatenate([engine.places for engine in engines])
     ended = ResultColumns(requests)
     came_ms, e2e_ms = array_of(ended.arrival_ms, np.float64), array_of(ended.e2e_ms, np.float64)
-    times_ms = _rounded(np.array([came_ms, e2e_ms, ended.ttft_ms, ended.queue_ms]))
+    times_ms = rounded(np.array([came_ms, e2e_ms, ended.ttft_ms, ended.queue_ms]))
     order = np.lexsort((arrivals.numbers[places], times_ms[0] + np.nan_to_num(times_ms[1])))
     times_ms = np.vstack([times_ms, arrivals.think_ms[places]])
     in_flight = _in_flight(came_ms, came_ms + np.nan_to_num(e2e_ms))
@@ -89,13 +91,14 @@ def _in_flight(came_ms: FloatArray, went_ms: FloatArray) -> IntArray:
     return np.asarray(np.maximum(1, arrived - gone))
 
 
-def _rounded(times_ms: FloatArray) -> FloatArray:
-    """Return times as ``round`` gives them: numpy rounds the product, which is another number near a half."""
+def rounded(times_ms: FloatArray) -> FloatArray:
+    """Return times as ``round`` gives them. The product with a power of ten is rounded itself, so that near a half its
+    nearest whole number may be another."""
     parts = times_ms * 10**DECIMALS
-    rounded = np.rint(parts) / 10**DECIMALS
-    unsure = (np.abs(np.abs(parts - np.trunc(parts)) - 0.5) < SURE) | (np.abs(parts) > MOST_PARTS)
-    rounded[unsure] = [round(time_ms, DECIMALS) for time_ms in times_ms[unsure].tolist()]
-    return rounded
+    nearest = np.rint(parts) / 10**DECIMALS
+    unsure = (np.abs(np.abs(parts - np.trunc(parts)) - 0.5) < UNSURE) | (np.abs(parts) > MOST_PARTS)
+    nearest[unsure] = [round(time_ms, DECIMALS) for time_ms in times_ms[unsure].tolist()]
+    return nearest
 
 
 def _known(times_ms: FloatArray) -> npt.NDArray[np.object_]:

@@ -111,7 +111,7 @@ class Summary:
 
 
 def summarise(records: Iterable[Record], preemptions: int, steps: int) -> Summary:
-    """Return a predicted trace in a few lines; a trace may be larger than memory."""
+    """Return a predicted trace in a few lines; its records are not kept."""
     columns = np.fromiter(chain.from_iterable(map(_numbers, records)), np.float64).reshape(-1, 9).T
     arrival_ms, e2e_ms, wait_ms, wait_end, turn, prompt_tokens, cached_tokens, not_ok, too_long = columns
     counted = cached_tokens != NOT_ADMITTED
