@@ -3,10 +3,10 @@
 from typing import Final
 
 from librt.strings import BytesWriter
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64, u8
 
-from measure.cache.hashtable import BoxedVec
+from measure.cache.hashtable import BoxedVec, repeated_byte
 
 DECIMALS: Final = 4
 """Of times in ms: finer than any clock that a prediction will be compared with."""
@@ -26,10 +26,10 @@ class GapTexts:
     def __init__(self, boxed_seen_ms: BoxedVec) -> None:
         seen_ms: vec[float] = boxed_seen_ms
         writer = BytesWriter()
-        ends = vec[i64]([0])
+        ends = repeated_byte(b"\0", len(seen_ms) + 1)
         for step in range(1, len(seen_ms)):
             write_gap(writer, seen_ms[step] - seen_ms[step - 1])
-            ends = append(ends, len(writer))
+            ends[step] = len(writer)
         self._seen_ms: vec[float] = seen_ms
         self._text: bytes = writer.getvalue()
         self._ends: vec[i64] = ends
