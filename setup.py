@@ -43,6 +43,8 @@ compiled_modules: tuple[str, ...] = (
 """Sources in one library: they call one another without the interpreter, and are used all or none."""
 
 LIBRARY = "kvtape__mypyc"
+OPTIONS = ("--config-file=", "--explicit-package-bases", "--follow-imports=silent", "--ignore-missing-imports")
+"""Of mypy. An isolated build has none of the libraries that modules import: it ignores that they are missing."""
 RECORD = f"tracefile/compiled{EXTENSION_SUFFIXES[0]}.txt"
 """Digests of the sources that were compiled: ``tracefile/compiled.py`` compares them."""
 
@@ -79,8 +81,7 @@ class Compile(build_ext):  # type: ignore[misc]
         try:
             from mypyc.build import mypycify  # noqa: PLC0415
 
-            options = ["--config-file=", "--explicit-package-bases", "--follow-imports=silent"]
-            made = mypycify([*options, *compiled_modules], opt_level="2", debug_level="0", group_name="kvtape")
+            made = mypycify([*OPTIONS, *compiled_modules], opt_level="2", debug_level="0", group_name="kvtape")
         except (ImportError, SystemExit) as error:
             print(f"not compiled: mypyc: {error}", file=sys.stderr)
             return False

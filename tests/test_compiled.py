@@ -1,6 +1,8 @@
 """Compiled modules: built where there is a compiler, used while they are what their sources say."""
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -69,6 +71,12 @@ def project(home: Path) -> Path:
     return home
 
 
+def compiled_modules() -> list[str]:
+    modules = [line.strip(' ",') for line in (ROOT / "setup.py").read_text().splitlines() if line.endswith('.py",')]
+    assert "sim/vllm/scheduler.py" in modules
+    return modules
+
+
 def build(home: Path, *words: str, **environment: str) -> str:
     command = [sys.executable, "setup.py", *(words or ("build_ext", "--inplace"))]
     env = {name: value for name, value in os.environ.items() if name != "KVTAPE_PURE"} | environment
@@ -118,11 +126,20 @@ def test_a_compiled_form_that_is_not_in_the_record_is_not_used(built: Path, tmp_
 
 
 def test_packages_of_compiled_modules_are_named_and_find_their_sources() -> None:
-    modules = [line.strip(' ",') for line in (ROOT / "setup.py").read_text().splitlines() if line.endswith('.py",')]
-    assert "sim/vllm/scheduler.py" in modules
+    modules = compiled_modules()
     assert {module.partition("/")[0] for module in modules} == PACKAGES
     for package in {(ROOT / module).parent for module in modules}:
         assert "import tracefile.compiled " in (package / "__init__.py").read_text(), package
+
+
+def test_modules_compile_where_no_library_is_installed() -> None:
+    # As in the isolated environment of pip and uv: an error of mypy there leaves every installation uncompiled.
+    (options,) = re.findall(r"^OPTIONS = (.*)$", (ROOT / "setup.py").read_text(), re.MULTILINE)
+    words = ["-m", "mypy", "--cache-dir", os.devnull, "--no-site-packages", *ast.literal_eval(options)]
+    done = subprocess.run(
+        [sys.executable, *words, *compiled_modules()], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def test_without_a_compiler_sources_are_installed_and_no_older_form_is_left(built: Path, tmp_path: Path) -> None:

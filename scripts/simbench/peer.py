@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 from functools import partial
-from math import isnan
 from pathlib import Path
 from statistics import median
 
@@ -13,12 +12,13 @@ from scripts.simbench.timing import Figures, measure
 from sim.engine.deployment import Deployment
 from sim.engine.fleetplan import fleet_plan
 from sim.engine.fleets import engines_of, routed_requests, run_fleet
+from sim.engine.results import finished_records
 from sim.engine.run import read_arrivals, run_engine
-from sim.engine.simulatedrequest import SimulatedRequest
 from sim.latency.modelfile import Model, make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
 from tracefile.files.reading import open_trace
+from tracefile.records.schema import Record
 
 SCRIPT = Path(__file__).with_name("dynamoreplay.py")
 STEP_MS, PREFILL_STEP_MS = 8.0, 40.0
@@ -49,7 +49,7 @@ def _bench_both(  # noqa: PLR0917 - one for each side's need
     engine: EngineConfig,
     options: dict[str, object],
     runs: int,
-    ours: "partial[list[SimulatedRequest]]",
+    ours: "partial[list[Record]]",
 ) -> Figures:
     theirs = [_replay(python, trace, _settings(engine), options) for _ in range(runs)]
     figures = {
@@ -60,9 +60,9 @@ def _bench_both(  # noqa: PLR0917 - one for each side's need
         **measure(name, runs, ours),
     }
     ended = ours()
-    ttfts_ms = [one.ttft_ms for one in ended if not isnan(one.ttft_ms)]
+    ttfts_ms = [one.ttft_ms for one in ended if one.ttft_ms is not None]
     return figures | {
-        f"{name}_hit_tokens": sum(max(int(one.cached_tokens), 0) for one in ended),
+        f"{name}_hit_tokens": sum(one.cached_tokens or 0 for one in ended),
         f"{name}_mean_ttft_ms": round(sum(ttfts_ms) / len(ttfts_ms), 3),
         f"{name}_dynamo_over_ours": round(figures[f"{name}_dynamo_least_cpu_s"] / figures[f"{name}_cpu_s"], 2),
     }
@@ -83,16 +83,18 @@ def _read(trace: Path, engine: EngineConfig) -> Arrivals:
         return read_arrivals(reader, engine, argparse.Namespace(trace=trace, cold_prompts=False, replay_sessions=False))
 
 
-def _run_engine(trace: Path, model: Model) -> list[SimulatedRequest]:
-    return run_engine(_read(trace, model.engine), model.engine, model, None).results.requests()
+def _run_engine(trace: Path, model: Model) -> list[Record]:
+    results = run_engine(_read(trace, model.engine), model.engine, model, None).results
+    return list(finished_records(results, model.engine.block_size))
 
 
-def _run_fleet(trace: Path, model: Model, route: str) -> list[SimulatedRequest]:
+def _run_fleet(trace: Path, model: Model, route: str) -> list[Record]:
     arrivals, plan = _read(trace, model.engine), fleet_plan(str(REPLICAS), route, [], list)
     assert plan is not None
     engines = engines_of(plan, [model], lambda one: one.engine, Deployment())
     load = routed_requests(arrivals, model.engine.block_size)
-    return run_fleet(arrivals, load, engines, plan, None).results().requests()
+    results = run_fleet(arrivals, load, engines, plan, None).results()
+    return list(finished_records(results, model.engine.block_size))
 
 
 def _replay(python: Path, trace: Path, settings: dict[str, object], options: dict[str, object]) -> Figures:

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from measure.cache.chains import chain_places, leading_places
-from sim.workload.chain import Chains, known_blocks
+from measure.cache.chains import chain_places
+from sim.workload.chain import Chains, known_blocks, leading_hashes
 from tracefile.outputs import InferredOutputs, infer_outputs
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch
@@ -131,9 +131,7 @@ def _known(batch: Batch, inferred: InferredOutputs, chains: Chains, full: IntArr
     """Count the ``full`` blocks whose hashes the trace has, and return these hashes, request after request."""
     hashes = inferred.fill_hashes(batch, batch.hashes())
     known = np.minimum(known_blocks(batch, hashes, chains), full)
-    if chains.factor == 1 and int(known.sum()) == len(hashes.values):
-        return known, hashes.values
-    return known, hashes.values[leading_places(hashes.starts, known, chains.factor)]
+    return known, leading_hashes(hashes, hashes.starts, known, chains.factor)
 
 
 def asked_tokens(batch: Batch) -> IntArray:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from measure.cache.chains import known_blocks as count_known
+from measure.cache.chains import leading_places
 from measure.wording import rests_on
 from tracefile import outputs
 from tracefile.files.reading import TraceReader, open_trace
@@ -17,7 +18,7 @@ from tracefile.hashing import tokenchains
 from tracefile.hashing.downsampling import downsample
 from tracefile.outputs import InferredOutputs
 from tracefile.records import batches
-from tracefile.records.arrays import IntArray
+from tracefile.records.arrays import IntArray, UInt64Array
 from tracefile.records.batches import Batch, Hashes
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
@@ -159,3 +160,10 @@ def known_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> IntArray:
     return count_known(
         (prompt, true, np.maximum(hashes.output_blocks, 0)), tokens, chains.fine_block_size, chains.factor
     )
+
+
+def leading_hashes(hashes: Hashes, starts: IntArray, counts: IntArray, factor: int) -> UInt64Array:
+    """Return the hashes of the first ``counts`` blocks at ``starts``; a block is ``factor`` blocks of the trace."""
+    if factor == 1 and int(counts.sum()) == len(hashes.values):
+        return hashes.values
+    return hashes.values[leading_places(starts, counts, factor)]

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from measure.cache.chains import chain_places, leading_places
+from measure.cache.chains import chain_places
 from measure.cache.vectors import integers
 from sim.vllm.request import ANY_HITS, Request
-from sim.workload.chain import Chains, known_blocks
+from sim.workload.chain import Chains, known_blocks, leading_hashes
 from tracefile.compiled import warn_if_plain
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch, Hashes
@@ -115,5 +115,5 @@ def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Prompts:
         turn=batch.numbers("turn")[rows],
         arrival_ms=batch.times("arrival_ms")[rows],
         known=known,
-        keys=hashes.values[leading_places(hashes.starts[rows], known, chains.factor)],
+        keys=leading_hashes(hashes, hashes.starts[rows], known, chains.factor),
     )

@@ -36,7 +36,7 @@ class RecordColumns:
     """
 
     def __init__(self, columns: dict[str, list[Any]], extra_name: str = "") -> None:
-        self.columns, self._extra_name = columns, extra_name
+        self.columns, self.extra_name = columns, extra_name
 
     def __len__(self) -> int:
         return len(self.columns["request_id"])
@@ -47,26 +47,20 @@ class RecordColumns:
     def record(self, index: int) -> Record:
         known = {name: column[index] for name, column in self.columns.items()}
         if "extra" in known:
-            known["extra"] = {} if known["extra"] is None else {self._extra_name: known["extra"]}
+            known["extra"] = {} if known["extra"] is None else {self.extra_name: known["extra"]}
         return Record(**known)
 
     def column(self, name: str) -> list[Any]:
         return self.columns.get(name) or [getattr(NOTHING_KNOWN, name)] * len(self)
 
-    def extend(self, other: "RecordColumns") -> None:
-        """Add the records of lines of the same format."""
-        for name, column in self.columns.items():
-            column.extend(other.column(name))
-
 
 def joined_records(parts: Sequence[list[Record] | RecordColumns]) -> list[Record] | RecordColumns:
-    """Return the records of all parts, as columns if all parts are; the first part's columns are taken."""
+    """Return the records of all parts, as columns if all parts are."""
     columns = [part for part in parts if isinstance(part, RecordColumns)]
     if not columns or len(columns) < len(parts):
         return [record for part in parts for record in part]
-    for other in columns[1:]:
-        columns[0].extend(other)
-    return columns[0]
+    joined = {name: [value for part in columns for value in part.columns[name]] for name in columns[0].columns}
+    return RecordColumns(joined, columns[0].extra_name)
 
 
 NOTHING_KNOWN = Record(request_id=RequestId(""))
