@@ -6,7 +6,7 @@ depend on nothing but its scenario.
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import log
 from typing import Any, Final
@@ -84,7 +84,7 @@ def sweep(config: ForecastConfig, grid: Grid, choice: Choice) -> ForecastGrid:
     tasks = [(base, config.members), *((one, 1) for key, one in scenarios.items() if key != today)]
     while tasks:
         done = counted(range(len(tasks)), "points")
-        for (scenario, _), values in results(work, tasks, procs=choice.procs):
+        for scenario, values in _forecasts(work, tasks, choice.procs):
             key = key_of(scenario)
             found[key] = _point(scenario, base, settings[key], values, choice)
             next(done, None)
@@ -106,6 +106,17 @@ def sweep(config: ForecastConfig, grid: Grid, choice: Choice) -> ForecastGrid:
         **work.about(),
     )
     return msgspec.structs.replace(made, headlines=headlines(made))
+
+
+def _forecasts(
+    work: points.PointForecast, tasks: Sequence[points.Task], procs: int | None
+) -> Iterator[tuple[Scenario, PointValues]]:
+    """Yield the forecasts: those of one member side by side, then each ensemble with its members side by side."""
+    for (scenario, _), values in results(work, [task for task in tasks if task[1] == 1], procs=procs):
+        yield scenario, values
+    for scenario, members in tasks:
+        if members > 1:
+            yield scenario, work((scenario, members), procs=procs)
 
 
 def key_of(scenario: Scenario) -> str:
