@@ -27,6 +27,7 @@ compiled_modules: tuple[str, ...] = (
     "sim/engine/fleet.py",
     "sim/engine/gaptexts.py",
     "sim/engine/loop.py",
+    "sim/engine/predicting.py",
     "sim/engine/simulatedrequest.py",
     "sim/latency/stepcost.py",
     "sim/latency/stepnoise.py",

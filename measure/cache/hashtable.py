@@ -1,7 +1,12 @@
 """Hashes as dense numbers. mypyc compiles this module; it runs uncompiled, too."""
 
+from typing import Any
+
 from librt.vecs import append, vec
 from mypy_extensions import i64
+
+BoxedVec = Any
+"""A vec that Python passes. mypyc loses a reference to one that it unboxes for a call, and with it its memory."""
 
 
 def repeated_byte(byte: bytes, count: i64) -> vec[i64]:
@@ -19,8 +24,9 @@ class HashTable:
         """Numbers + 1, each near the slot that its hash gives; 0: free. A power of two of them."""
         self._shift: i64 = 31
 
-    def number(self, hashes: vec[i64]) -> vec[i64]:
+    def number(self, boxed_hashes: BoxedVec) -> vec[i64]:
         """Return the number of each hash; new ones get the next numbers."""
+        hashes: vec[i64] = boxed_hashes
         numbers = repeated_byte(b"\0", len(hashes))
         number: i64 = -1
         for index in range(i64(len(hashes))):

@@ -76,8 +76,8 @@ def hit_curve(accesses: Accesses) -> HitCurve:
     requests_by_hits = repeated_byte(b"\0", int(accesses.limits.max(initial=0)) + 1)
     for piece in accesses.pieces():
         limits = accesses.limits[piece.first : piece.first + len(piece.starts) - 1]
-        blocks, starts, most = map(integers, (piece.blocks, piece.starts, limits))
-        stack.count_depths(blocks, starts, most, depths, requests_by_hits)
+        boxed = integers(piece.blocks), integers(piece.starts), integers(limits)
+        stack.count_depths(boxed, (depths, requests_by_hits))
     # From the last depth that occurs on, nothing changes any more.
     counts = array_of(depths, np.int64)
     hit_blocks = np.cumsum(counts[: int(np.flatnonzero(counts).max(initial=0)) + 1])[1:]

@@ -8,7 +8,7 @@ succession have depths one apart, so a prompt that was seen whole costs one quer
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from measure.cache.hashtable import repeated_byte
+from measure.cache.hashtable import BoxedVec, repeated_byte
 
 
 class LruStack:
@@ -28,15 +28,19 @@ class LruStack:
         self._touched: i64 = 0
         """Number of blocks that were touched."""
 
-    def count_depths(
-        self, blocks: vec[i64], starts: vec[i64], limits: vec[i64], depths: vec[i64], requests: vec[i64]
-    ) -> None:
+    def count_depths(self, piece: tuple[BoxedVec, BoxedVec, BoxedVec], boxed_counts: tuple[BoxedVec, BoxedVec]) -> None:
         """Count the leading blocks that hit from each cache size on, and the requests by hits in an unlimited cache.
 
         Request i has ``blocks[starts[i]]`` to ``blocks[starts[i + 1]]``, of which ``limits[i]`` may hit. ``depths``
         counts at d the blocks whose running maximum of depths is d, which hit in every cache of d blocks or more;
-        ``requests`` at h those with h hits.
+        ``requests`` at h those with h hits. ``piece``: ``blocks``, ``starts`` and ``limits``; ``boxed_counts``: the
+        counts.
         """
+        blocks: vec[i64] = piece[0]
+        starts: vec[i64] = piece[1]
+        limits: vec[i64] = piece[2]
+        depths: vec[i64] = boxed_counts[0]
+        requests: vec[i64] = boxed_counts[1]
         for request in range(i64(len(limits))):
             first = starts[request]
             end = starts[request + 1]
@@ -56,11 +60,13 @@ class LruStack:
             requests[hits] += 1
             self._touch(blocks, first, end)
 
-    def access_depths(self, blocks: vec[i64], starts: vec[i64]) -> tuple[vec[i64], vec[i64]]:
+    def access_depths(self, boxed_blocks: BoxedVec, boxed_starts: BoxedVec) -> tuple[vec[i64], vec[i64]]:
         """Return of each access its depth and the block's last touch.
 
         Depth 0 and touch −1: never touched before.
         """
+        blocks: vec[i64] = boxed_blocks
+        starts: vec[i64] = boxed_starts
         depths, touches = repeated_byte(b"\0", len(blocks)), repeated_byte(b"\xff", len(blocks))
         for request in range(i64(len(starts) - 1)):
             first = starts[request]

@@ -5,6 +5,7 @@ from typing import Final
 from librt.vecs import extend, vec
 from mypy_extensions import i64
 
+from measure.cache.hashtable import BoxedVec
 from sim.engine.simulatedrequest import SimulatedRequest
 
 NO_PARENT: Final = -1
@@ -16,21 +17,30 @@ class RequestColumns:
     def __init__(
         self,
         ids: list[str],
-        keys: vec[i64],
-        integers: tuple[vec[i64], vec[i64], vec[i64], vec[i64], vec[i64], vec[i64], vec[i64]],
-        times_ms: tuple[vec[float], vec[float], vec[float], vec[float]],
+        keys: BoxedVec,
+        integers: tuple[BoxedVec, BoxedVec, BoxedVec, BoxedVec, BoxedVec, BoxedVec, BoxedVec],
+        times_ms: tuple[BoxedVec, BoxedVec, BoxedVec, BoxedVec],
     ) -> None:
         """``integers``: prompt tokens, output tokens, first key, known keys, blocks that may hit,
         1 for requests that end as recorded, parent. ``times_ms``: arrival, think time, time to the abort,
         recorded duration."""
         self.ids: list[str] = ids
         self.keys: vec[i64] = keys
-        self.prompt_tokens, self.output_tokens, self.first_keys, self.known_keys = integers[:4]
-        self.hit_limits, self.as_recorded, self.parents = integers[4:]
-        self.arrival_ms, self.think_ms, self.abort_after_ms, self.recorded_e2e_ms = times_ms
+        self.prompt_tokens: vec[i64] = integers[0]
+        self.output_tokens: vec[i64] = integers[1]
+        self.first_keys: vec[i64] = integers[2]
+        self.known_keys: vec[i64] = integers[3]
+        self.hit_limits: vec[i64] = integers[4]
+        self.as_recorded: vec[i64] = integers[5]
+        self.parents: vec[i64] = integers[6]
+        self.arrival_ms: vec[float] = times_ms[0]
+        self.think_ms: vec[float] = times_ms[1]
+        self.abort_after_ms: vec[float] = times_ms[2]
+        self.recorded_e2e_ms: vec[float] = times_ms[3]
 
-    def make(self, frontend_factors: vec[float]) -> list[SimulatedRequest]:
-        """Make an object per request; its index is its place. ``frontend_factors``: noise on the API server's time."""
+    def make(self, boxed_factors: BoxedVec) -> list[SimulatedRequest]:
+        """Make an object per request; its index is its place. ``boxed_factors``: noise on the API server's time."""
+        frontend_factors: vec[float] = boxed_factors
         requests: list[SimulatedRequest] = []
         for place in range(len(self.ids)):
             request = SimulatedRequest(

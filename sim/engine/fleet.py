@@ -13,6 +13,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from measure.cache.hashtable import BoxedVec
 from sim.engine.apiserver import SHARED_CORE
 from sim.engine.eventheap import EventHeap, push_first_turns, push_next_turns
 from sim.engine.loop import Engine
@@ -40,7 +41,7 @@ class Life:
     ``factors``: of noise on the API server's time, by place of the request.
     """
 
-    def __init__(self, number: i64, engine: Engine, factors: vec[float]) -> None:
+    def __init__(self, number: i64, engine: Engine, factors: BoxedVec) -> None:
         self.number: i64 = number
         """Place of the engine in the fleet."""
         self.index: i64 = NONE

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from librt.vecs import vec
 
 from engines.routing.costs import prefill_ms, routing_costs
 from engines.routing.router import Router
@@ -22,7 +23,7 @@ from sim.latency.modelfile import Model
 from sim.latency.noise import frontend_factors
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
-from tracefile.records.arrays import IntArray
+from tracefile.records.arrays import BoolArray, IntArray
 from tracefile.records.errors import InputError
 
 COMPARED_TOKENS = 1000
@@ -103,10 +104,10 @@ class FleetLoad:
         """Return the results of all requests, which have ended."""
         life_of = self.life_of()
         engines = [
-            self._results_in(np.flatnonzero(life_of == life.index), life, self.engines[life.number].name)
+            self._results_in(life_of == life.index, life.engine.seen_ms, self.engines[life.number].name)
             for life in self.fleet.lives
         ]
-        unserved = self._results_in(np.flatnonzero(life_of == NONE), self.fleet.lives[0], None)
+        unserved = self._results_in(life_of == NONE, vec[float](), None)
         return Results(self.arrivals, [*engines, unserved], is_fleet=True)
 
     @property
@@ -114,9 +115,10 @@ class FleetLoad:
         """Traffic of the memory behind the pools."""
         return traffic_of([life.engine for life in self.fleet.lives], [life.engine for life in self.fleet.current])
 
-    def _results_in(self, places: IntArray, life: Life, upstream: str | None) -> EngineResults:
+    def _results_in(self, is_there: BoolArray, seen_ms: vec[float], upstream: str | None) -> EngineResults:
+        places = np.flatnonzero(is_there)
         served = [self.requests[place].as_served() for place in places.tolist()]
-        return EngineResults(served, places, life.engine.seen_ms, upstream)
+        return EngineResults(served, places, seen_ms, upstream)
 
 
 def _make_life(  # noqa: PLR0917 - one for each side's need

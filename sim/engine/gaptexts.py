@@ -3,8 +3,10 @@
 from typing import Final
 
 from librt.strings import BytesWriter
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64, u8
+
+from measure.cache.hashtable import BoxedVec, repeated_byte
 
 DECIMALS: Final = 4
 """Of times in ms: finer than any clock that a prediction will be compared with."""
@@ -19,24 +21,26 @@ CLOSE: Final = 93
 
 
 class GapTexts:
-    """Texts of the gaps between steps; ``seen_ms``: when clients see each step's tokens, ascending."""
+    """Texts of the gaps between steps; ``boxed_seen_ms``: when clients see each step's tokens, ascending."""
 
-    def __init__(self, seen_ms: vec[float]) -> None:
+    def __init__(self, boxed_seen_ms: BoxedVec) -> None:
+        seen_ms: vec[float] = boxed_seen_ms
         writer = BytesWriter()
-        ends = vec[i64]([0])
+        ends = repeated_byte(b"\0", len(seen_ms) + 1)
         for step in range(1, len(seen_ms)):
             write_gap(writer, seen_ms[step] - seen_ms[step - 1])
-            ends = append(ends, len(writer))
+            ends[step] = len(writer)
         self._seen_ms: vec[float] = seen_ms
         self._text: bytes = writer.getvalue()
         self._ends: vec[i64] = ends
         """Text of gap i, between step i and the next, and a comma: from ``ends[i]`` to ``ends[i + 1]``."""
 
-    def array(self, runs: vec[i64]) -> bytes:
+    def array(self, boxed_runs: BoxedVec) -> bytes:
         """Return the gaps between the tokens of one request as a JSON array.
 
-        ``runs``: first step and number of consecutive steps, each with a token, again and again.
+        ``boxed_runs``: first step and number of consecutive steps, each with a token, again and again.
         """
+        runs: vec[i64] = boxed_runs
         writer = BytesWriter()
         writer.append(OPEN)
         before: i64 = -1

@@ -59,6 +59,7 @@ class Engine:
         self.scheduler: Scheduler = scheduler
         self.server: ApiServer = server
         self.arrivals: EventHeap = EventHeap()
+        """Requests that come."""
         self.now_ms: float = now_ms
         self.horizon_ms: float = inf
         """Requests that are not known yet come then or later."""
@@ -219,7 +220,7 @@ class Engine:
         return True
 
     def _append(self, start_ms: float) -> None:
-        """Add the step in the cost's row to the timeline."""
+        """Add a step to the timeline; its counts, where they are kept, are in the cost's row."""
         self._seen_ms = max(self._seen_ms, self.now_ms)
         self.seen_ms = append(self.seen_ms, self._seen_ms)
         if self._keeps_rows:

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,31 +12,22 @@ from librt.vecs import vec
 from measure.cache.vectors import array_of
 from sim.engine.columns import ResultColumns
 from sim.engine.gaptexts import DECIMALS, GapTexts
+from sim.engine.predicting import predict
 from sim.engine.simulatedrequest import (
-    ABORTED,
     AS_RECORDED,
-    LOST,
-    NO_ENGINE,
-    PARENT_FAILED,
-    UNSERVABLE,
     SimulatedRequest,
 )
 from sim.latency.modelfile import Model, model_digest
 from sim.vllm.config import EngineConfig
-from sim.vllm.request import NOT_ADMITTED
 from sim.workload.arrivals import Arrivals
 from tracefile.commandline.parser import VERSION
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.schema import Engine as EngineInfo
 from tracefile.records.schema import Meta, Record, Workload
 
-TOO_LONG = "exceeds_engine"
-BY_FLEET = {LOST: "engine_died", NO_ENGINE: "no_engine"}
-FAILURES = {UNSERVABLE: TOO_LONG, PARENT_FAILED: "parent_failed", NO_ENGINE: BY_FLEET[NO_ENGINE]}
-"""Errors by outcome: of requests that failed by the fleet, and of those that no engine served."""
-SURE = 1e-3
+UNSURE = 1e-3
+"""Distance from a half within which a product of up to ``MOST_PARTS`` may be rounded the other way."""
 MOST_PARTS = 1e12
-"""How near a half, and of what size, a number may be rounded wrongly."""
 AT_ONCE = 1 << 10
 """Requests whose columns become numbers at a time."""
 
@@ -67,14 +57,16 @@ class Results(NamedTuple):
 
 
 def finished_records(results: Results, block_size: int, *, keep_hashes: bool = True) -> Iterator[Record]:
-    """Yield the records in order of their ends, with the requests in flight at each arrival; each is made as it is
-    asked for."""
+    """Yield the records in order of their ends, with the requests in flight at each arrival.
+
+    A record is made when it is asked for, so that they are never all in memory.
+    """
     arrivals, requests, engines = results.arrivals, results.requests(), results.engines
     engine_of = np.repeat(np.arange(len(engines)), [len(engine.requests) for engine in engines])
     places = np.concatenate([engine.places for engine in engines])
     ended = ResultColumns(requests)
     came_ms, e2e_ms = array_of(ended.arrival_ms, np.float64), array_of(ended.e2e_ms, np.float64)
-    times_ms = _rounded(np.array([came_ms, e2e_ms, ended.ttft_ms, ended.queue_ms]))
+    times_ms = rounded(np.array([came_ms, e2e_ms, ended.ttft_ms, ended.queue_ms]))
     order = np.lexsort((arrivals.numbers[places], times_ms[0] + np.nan_to_num(times_ms[1])))
     times_ms = np.vstack([times_ms, arrivals.think_ms[places]])
     in_flight = _in_flight(came_ms, came_ms + np.nan_to_num(e2e_ms))
@@ -89,7 +81,7 @@ def finished_records(results: Results, block_size: int, *, keep_hashes: bool = T
             if results.is_fleet and request.outcome != AS_RECORDED:
                 record.upstream = engines[engine].upstream
             record.concurrency = concurrency
-            _predict(record, request, times, texts[engine], block_size)
+            predict(record, request, times, texts[engine], block_size)
             yield record
 
 
@@ -99,13 +91,14 @@ def _in_flight(came_ms: FloatArray, went_ms: FloatArray) -> IntArray:
     return np.asarray(np.maximum(1, arrived - gone))
 
 
-def _rounded(times_ms: FloatArray) -> FloatArray:
-    """Return times as ``round`` gives them: numpy rounds the product, which is another number near a half."""
+def rounded(times_ms: FloatArray) -> FloatArray:
+    """Return times as ``round`` gives them. The product with a power of ten is rounded itself, so that near a half its
+    nearest whole number may be another."""
     parts = times_ms * 10**DECIMALS
-    rounded = np.rint(parts) / 10**DECIMALS
-    unsure = (np.abs(np.abs(parts - np.trunc(parts)) - 0.5) < SURE) | (np.abs(parts) > MOST_PARTS)
-    rounded[unsure] = [round(time_ms, DECIMALS) for time_ms in times_ms[unsure].tolist()]
-    return rounded
+    nearest = np.rint(parts) / 10**DECIMALS
+    unsure = (np.abs(np.abs(parts - np.trunc(parts)) - 0.5) < UNSURE) | (np.abs(parts) > MOST_PARTS)
+    nearest[unsure] = [round(time_ms, DECIMALS) for time_ms in times_ms[unsure].tolist()]
+    return nearest
 
 
 def _known(times_ms: FloatArray) -> npt.NDArray[np.object_]:
@@ -113,51 +106,6 @@ def _known(times_ms: FloatArray) -> npt.NDArray[np.object_]:
     known = times_ms.astype(np.object_)
     known[np.isnan(times_ms)] = None
     return known
-
-
-def _predict(
-    record: Record, request: SimulatedRequest, times: list[float | None], texts: GapTexts, block_size: int
-) -> None:
-    """Give a record what was predicted of its request; ``times``: its arrival, duration, TTFT, queue and think time."""
-    record.arrival_ms, record.e2e_ms, ttft_ms, queue_ms, think_ms = times
-    record.scheduled_ms = record.first_byte_ms = record.ttft_ms = record.output_tokens = record.cached_tokens = None
-    record.itl_ms, record.itl_tokens, record.extra = [], [], {}
-    if think_ms is not None:
-        record.think_ms = think_ms
-    outcome = request.outcome
-    if outcome == AS_RECORDED:
-        return
-    if outcome in FAILURES or not request.has_arrived:
-        record.status, record.error = "error", FAILURES[outcome]
-        record.http_status = record.finish_reason = None
-        return
-    tokens = request.num_seen
-    if outcome in (ABORTED, LOST):
-        record.finish_reason = record.kv_blocks = None
-        if outcome == LOST:
-            record.status, record.http_status, record.error = "upstream_abort", 200, BY_FLEET[LOST]
-    else:
-        record.status, record.http_status, record.error = "ok", 200, None
-        record.finish_reason = record.finish_reason or "length"
-        record.kv_blocks = -(-(request.prompt_tokens + tokens - 1) // block_size)
-    if record.stream is not False and ttft_ms is not None:
-        record.ttft_ms = ttft_ms
-        if tokens > 1:
-            record.itl_ms, record.itl_tokens = _gaps(request, texts), _ones_text(tokens - 1)
-    record.output_tokens = tokens
-    record.cached_tokens = None if request.cached_tokens == NOT_ADMITTED else request.cached_tokens
-    record.queue_ms = queue_ms
-    record.preemptions = request.preemptions
-
-
-def _gaps(request: SimulatedRequest, texts: GapTexts) -> Any:
-    request.close_run()
-    return msgspec.Raw(texts.array(request.token_runs))
-
-
-@cache
-def _ones_text(count: int) -> Any:
-    return msgspec.Raw(b"[" + b"1," * (count - 1) + b"1]")
 
 
 def predicted_meta(

@@ -30,6 +30,7 @@ from sim.engine.fleetplan import (
 from sim.engine.fleets import FleetEngine, FleetLoad, engines_of, routed_requests, run_fleet
 from sim.engine.incidents import settings_of
 from sim.engine.loop import Engine
+from sim.engine.predicting import BY_FLEET, TOO_LONG
 from sim.engine.results import EngineResults, Results
 from sim.engine.tiers import TierTraffic
 from sim.latency.fittraces import refuse_fitted
@@ -110,7 +111,7 @@ class Summary:
 
 
 def summarise(records: Iterable[Record], preemptions: int, steps: int) -> Summary:
-    """Return a predicted trace in a few lines; a trace may be larger than memory."""
+    """Return a predicted trace in a few lines; its records are not kept."""
     columns = np.fromiter(chain.from_iterable(map(_numbers, records)), np.float64).reshape(-1, 9).T
     arrival_ms, e2e_ms, wait_ms, wait_end, turn, prompt_tokens, cached_tokens, not_ok, too_long = columns
     counted = cached_tokens != NOT_ADMITTED
@@ -141,7 +142,7 @@ def _numbers(record: Record) -> tuple[float, ...]:
         record.prompt_tokens or 0,
         NOT_ADMITTED if record.cached_tokens is None else record.cached_tokens,
         record.status != "ok",
-        record.error == outcomes.TOO_LONG,
+        record.error == TOO_LONG,
     )
 
 
@@ -293,14 +294,14 @@ def _fleet_summary(plan: FleetPlan, engines: Sequence[FleetEngine], load: FleetL
         route=plan.route,
         engines=len(engines),
         events=[((at_ms - first_ms) / 1e3, what, engines[engine].name) for at_ms, what, engine in load.dispatch.log],
-        not_served={error: failed[outcome] for outcome, error in outcomes.BY_FLEET.items() if failed[outcome]},
+        not_served={error: failed[outcome] for outcome, error in BY_FLEET.items() if failed[outcome]},
     )
 
 
 def read_arrivals(reader: TraceReader, engine: EngineConfig, arguments: argparse.Namespace) -> Arrivals:
     """Read the requests in order of arrival; with ``--replay-sessions``, each waits for its parent."""
     trace, cold_prompts, replay_sessions = arguments.trace, arguments.cold_prompts, arguments.replay_sessions
-    records = reader.take_all()
+    records = reader.requests()
     if not len(records):
         raise InputError(f"{trace}: no records; expected at least one request")
     if replay_sessions:
@@ -308,7 +309,6 @@ def read_arrivals(reader: TraceReader, engine: EngineConfig, arguments: argparse
     arrivals = plan_arrivals(
         reader.meta, records, engine.block_size, path=trace, cold_prompts=cold_prompts, replay_sessions=replay_sessions
     )
-    arrivals.batch.forget_times()
     part = None if cold_prompts else rests_on(arrivals.batch.count("block_hashes"), len(arrivals), "block hashes")
     for warning in [*reader.warnings, *([f"hits are {part}"] if part else [])]:
         print(f"warning: {warning}", file=sys.stderr)

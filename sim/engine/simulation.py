@@ -1,5 +1,6 @@
 """A workload on one simulated engine: laid out, run, and its results as arrays."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,15 +145,26 @@ def seen_ms_of(engine: Engine) -> FloatArray:
     return array_of(engine.seen_ms, np.float64)
 
 
-def gaps_of(requests: list[SimulatedRequest], seen_ms: FloatArray) -> FloatArray:
-    """Return the gaps between the tokens of each request of one engine, request after request."""
-    tokens = TokenRuns(requests)
-    firsts, counts = array_of(tokens.runs, np.int64).reshape(-1, 2).T
-    if not len(counts):
-        return np.empty(0)
-    steps = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-    seen = array_of(tokens.num_seen, np.int64)
-    return np.delete(np.diff(seen_ms[steps]), np.cumsum(seen[seen > 0])[:-1] - 1)
+def thinned_gaps(parts: Sequence[tuple[list[SimulatedRequest], FloatArray]], most: int) -> FloatArray:
+    """Return the gaps between the tokens of each request, request after request; of more than ``most`` every n-th.
+
+    ``parts``: requests of one engine, and when clients see the tokens of each of its steps.
+    """
+    runs = [TokenRuns(requests) for requests, _ in parts]
+    gaps = [np.maximum(array_of(one.num_seen, np.int64) - 1, 0) for one in runs]
+    stride, before, found = -(-sum(int(each.sum()) for each in gaps) // most) or 1, 0, [np.empty(0)]
+    for one, each, (_, seen_ms) in zip(runs, gaps, parts, strict=True):
+        kept = np.arange(-before % stride, each.sum(), stride)
+        before += int(each.sum())
+        # A request has one token more than gaps.
+        streamed = each[array_of(one.num_seen, np.int64) > 0]
+        tokens = kept + np.searchsorted(np.cumsum(streamed), kept, side="right")
+        firsts, counts = array_of(one.runs, np.int64).reshape(-1, 2).T
+        ends = np.cumsum(counts)
+        run_of = np.searchsorted(ends, [tokens, tokens + 1], side="right")
+        steps = [tokens, tokens + 1] + (firsts - ends + counts)[run_of]
+        found.append(seen_ms[steps[1]] - seen_ms[steps[0]])
+    return np.concatenate(found)
 
 
 @dataclass(frozen=True, slots=True)

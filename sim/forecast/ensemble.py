@@ -20,7 +20,7 @@ from measure.scores import ndtri, stdtrit
 from sim.engine.columns import ResultColumns
 from sim.engine.deployment import Deployment
 from sim.engine.simulatedrequest import PARENT_FAILED
-from sim.engine.simulation import Simulation, gaps_of, request_columns, simulate
+from sim.engine.simulation import Simulation, request_columns, simulate, thinned_gaps
 from sim.latency.modelfile import Model, Parameter
 from sim.latency.noise import WIDEST_LOG
 from sim.vllm.config import EngineConfig
@@ -134,8 +134,7 @@ class _MemberRuns:
         if self.seed is not None:
             sequence = np.random.SeedSequence((self.seed & 0xFFFFFFFFFFFFFFFF, number))
             noise_seed = int(sequence.generate_state(1, np.uint64)[0])
-        columns = self._run_one(self.members[number], noise_seed)
-        return {**columns, "gaps_ms": _thinned(columns["gaps_ms"])}
+        return self._run_one(self.members[number], noise_seed)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -160,7 +159,7 @@ def _seen(run: Simulation) -> dict[str, npt.NDArray[Any]]:
     return seen_columns(results) | {
         "cached_tokens": array_of(results.cached_tokens, np.int64),
         "preemptions": array_of(results.preemptions, np.int64),
-        "gaps_ms": _thinned(gaps_of(run.requests, run.seen_ms)),
+        "gaps_ms": thinned_gaps([(run.requests, run.seen_ms)], MOST_GAPS),
     }
 
 
@@ -174,10 +173,6 @@ def seen_columns(results: ResultColumns) -> dict[str, npt.NDArray[Any]]:
         "e2e_ms": array_of(results.e2e_ms, np.float64),
         "output_tokens": array_of(results.num_seen, np.int64),
     }
-
-
-def _thinned(gaps: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return gaps[:: -(-len(gaps) // MOST_GAPS) or 1]
 
 
 def _member(model: Model, values: Sequence[float], speed: float) -> Model:

@@ -12,7 +12,7 @@ interpolated in tables (``sim.latency.stepnoise``).
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from statistics import NormalDist
 
@@ -106,6 +106,11 @@ def frontend_factors(noise: Noise, seed: int | None, request_ids: Sequence[str])
     """Factors on the API server's time per request, shape (n,); ``seed`` None: the median."""
     if seed is None or not any(noise.frontend_log_ratio):
         return np.full(len(request_ids), math.exp(np.interp(0.5, noise.levels, noise.frontend_log_ratio)))
+    return _drawn_factors(noise, seed, tuple(request_ids))
+
+
+@lru_cache(maxsize=128)  # members keep their noise from scenario to scenario
+def _drawn_factors(noise: Noise, seed: int, request_ids: tuple[str, ...]) -> FloatArray:
     keys = np.array([stream(seed, name.encode()) for name in request_ids], np.uint64)
     drawn = (mix64_array(keys + np.uint64(GOLDEN)) >> 11) * 2.0**-53
     logs = np.interp(drawn, noise.levels, noise.frontend_log_ratio)

@@ -1,7 +1,7 @@
 """Work of a step in the terms of the latency model, and its duration. mypyc compiles this module.
 
 A row holds one count per term, in the order of ``sim.latency.terms.TERMS``, which explains the terms. A new term is a
-``Term`` there and a line in the function here that counts it.
+``Term`` there and a line in the function here that counts it; in ``decode_step_ms`` too, if steps of decodes have it.
 """
 
 from math import exp

@@ -9,6 +9,8 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from measure.cache.hashtable import BoxedVec
+
 NORMALS: Final = 4096.0
 """Intervals of the table of normals, which ends at probabilities of a quarter of an interval."""
 WIDEST: Final = 5.0
@@ -34,9 +36,9 @@ class StepNoise:
     def __init__(
         self,
         *,
-        knots: vec[float],
-        table: vec[float],
-        normals: vec[float],
+        knots: BoxedVec,
+        table: BoxedVec,
+        normals: BoxedVec,
         key: i64 | None,
         weights: tuple[float, float],
         correlation_ms: float,

@@ -4,9 +4,9 @@ The rules are those of vLLM 0.32's ``kv_cache_coordinator`` and ``kv_cache_manag
 what they need, at a multiple of the layout's alignment. mypyc compiles this module.
 """
 
-from librt.vecs import vec
 from mypy_extensions import i64
 
+from measure.cache.hashtable import BoxedVec
 from sim.vllm.blocks import NO_TABLES, BlockPool, Table
 from sim.vllm.groups import Form, Group, HitRules
 from sim.vllm.kvcache import KVCache
@@ -67,7 +67,7 @@ class HybridCache(KVCache):
             return alone.tokens
         return self._agree(request)
 
-    def count_hits(self, keys: vec[i64]) -> i64:
+    def count_hits(self, keys: BoxedVec) -> i64:
         tokens = i64(len(keys)) * self.rules.unit
         probe = Request("", tokens + 1, 1, keys, known_keys=len(keys))
         return self.look_up(probe) // self.rules.unit

@@ -5,9 +5,9 @@ mypyc compiles this module.
 
 from typing import Final
 
-from librt.vecs import vec
 from mypy_extensions import i64
 
+from measure.cache.hashtable import BoxedVec
 from sim.vllm.request import Request
 from sim.vllm.segments import BlockTable, SegmentPool
 from tracefile.records.errors import InputError
@@ -28,7 +28,7 @@ class KVCache:
         """Return the tokens of the request's longest prefix hit; ``admit`` takes this hit."""
         raise NotImplementedError
 
-    def count_hits(self, keys: vec[i64]) -> i64:
+    def count_hits(self, keys: BoxedVec) -> i64:
         """Count the leading blocks of a chain that are cached."""
         raise NotImplementedError
 
@@ -124,7 +124,7 @@ class SingleGroupCache(KVCache):
         self.hits = self.pool.lookup(request, most)
         return self.hits * self.block_size
 
-    def count_hits(self, keys: vec[i64]) -> i64:
+    def count_hits(self, keys: BoxedVec) -> i64:
         return self.pool.lookup(BlockTable(keys, known_keys=len(keys)), len(keys))
 
     def admit(self, request: Request, hit_tokens: i64, tokens: i64) -> bool:

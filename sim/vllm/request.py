@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from librt.vecs import vec
 from mypy_extensions import i64
 
+from measure.cache.hashtable import BoxedVec
 from sim.vllm.blocks import NO_TABLES, Table
 from sim.vllm.segments import BlockTable
 
@@ -31,7 +31,7 @@ class Request(BlockTable):
         request_id: str,
         prompt_tokens: i64,
         output_tokens: i64,
-        keys: vec[i64],
+        keys: BoxedVec,
         *,
         first_key: i64 = 0,
         known_keys: i64 = 0,

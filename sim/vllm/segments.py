@@ -17,6 +17,8 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from measure.cache.hashtable import BoxedVec
+
 KNOWN: Final = -1
 """Owner of a segment whose keys the trace knows: any request may hit it."""
 NO_INDEX: Final = -2
@@ -30,7 +32,7 @@ class BlockTable:
     The blocks behind these are private: they have keys that only the request of this ``index`` looks up.
     """
 
-    def __init__(self, keys: vec[i64], index: i64 = NO_INDEX, first_key: i64 = 0, known_keys: i64 = 0) -> None:
+    def __init__(self, keys: BoxedVec, index: i64 = NO_INDEX, first_key: i64 = 0, known_keys: i64 = 0) -> None:
         self.keys: vec[i64] = keys
         self.index: i64 = index
         self.first_key: i64 = first_key

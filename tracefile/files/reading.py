@@ -18,6 +18,7 @@ from tracefile.records.decoding import (
     is_object,
     joined_records,
     parse_object,
+    without_times,
 )
 from tracefile.records.errors import InputError
 from tracefile.records.schema import SCHEMA, HashInfo, Meta, Record, TraceFormat
@@ -106,9 +107,9 @@ class TraceReader:
 
         return map(Batch, self._groups())
 
-    def take_all(self) -> list[Record] | RecordColumns:
-        """Return all records that are left."""
-        return joined_records(list(self._groups()))
+    def requests(self) -> list[Record] | RecordColumns:
+        """Return all records that are left, without the times of tokens that are counted."""
+        return joined_records(list(map(without_times, self._groups())))
 
     def _groups(self) -> Iterator[list[Record] | RecordColumns]:
         lines: list[bytes] = []

@@ -100,15 +100,6 @@ class Batch:
         """Return the chains of all records."""
         return _joined_chains(self.column("block_hashes"), self.column("output_block_hashes"))
 
-    def forget_times(self) -> None:
-        """Drop the tokens' times and the fields of other writers, which take space."""
-        if isinstance(self.records, RecordColumns):
-            self.records.columns.pop("extra", None)
-            return
-        for record in self.records:
-            if record.itl_ms:
-                record.itl_ms, record.itl_tokens = [], []
-
     def record(self, row: int) -> Record:
         """Return the record of a row, for the caller to change."""
         return copy(self.records[row]) if isinstance(self.records, list) else self.records.record(row)

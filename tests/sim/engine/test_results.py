@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from measure.cache.vectors import floats, integers
 from sim.engine.gaptexts import DECIMALS, GapTexts
-from sim.engine.results import finished_records
+from sim.engine.results import finished_records, rounded
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivalorder import by_arrival, by_session
@@ -33,6 +33,19 @@ def test_gaps_are_written_as_json_has_them(parts: list[int], has_token: list[boo
             runs += [step, 1]
     expected = np.round(np.diff(seen_ms[steps]), DECIMALS).tolist()
     assert GapTexts(floats(seen_ms)).array(integers(runs)) == msgspec.json.encode(expected)
+
+
+@given(
+    st.lists(
+        st.floats(-1e15, 1e15)
+        | st.integers(-(10**13), 10**13).map(lambda halves: halves / 20_000)  # halves of the last decimal
+        | st.sampled_from([0.0, -0.0, np.nan]),
+        min_size=1,
+    )
+)
+def test_times_are_rounded_as_python_rounds(times_ms: list[float]) -> None:
+    expected = [round(time_ms, DECIMALS) for time_ms in times_ms]
+    assert list(map(repr, rounded(np.array(times_ms)).tolist())) == list(map(repr, expected))
 
 
 @given(CONFIGS, st.lists(st.sampled_from([0.0, 1.0, 7.5, 300.0]), min_size=1, max_size=12))
