@@ -49,14 +49,7 @@ class ServeConfig:
 
 def serve(config: ServeConfig) -> None:
     """Serve until SIGTERM or Ctrl-C. Raises InputError for an address that cannot be used."""
-    vocabulary = Vocabulary()
-    listener = _listen(config.host, config.port)
-    # What is loaded by now stays: collecting it again and again would stop the clock for tens of milliseconds.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GARBAGE_EVERY)
-    with listener:
-        run_loop(_serve(config, vocabulary, listener))
+    run_loop(_serve(config, Vocabulary()))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -69,12 +62,11 @@ def _listen(host: str, port: int) -> socket.socket:
         raise InputError(f"--listen {host}:{port}: {reason}; expected a free address of this machine") from None
 
 
-async def _serve(config: ServeConfig, vocabulary: Vocabulary, listener: socket.socket) -> None:
-    """Engines and server side by side until a signal: SIGTERM lets outputs end, Ctrl-C or a second one cuts them."""
-    service = _make_service(config, vocabulary)
-    dispatch = _dispatcher(service)
-    server = Server(lambda head, connection: Exchange(head, connection, dispatch), error_type="BadRequestError")
-    stepping = asyncio.create_task(service.fleet.run())
+async def _serve(config: ServeConfig, vocabulary: Vocabulary) -> None:
+    """Engines and server side by side until a signal: SIGTERM lets outputs end, Ctrl-C or a second one cuts them.
+
+    The address takes connections from when signals are handled: one that came between the two was lost at times.
+    """
     stopped, cut = asyncio.Event(), asyncio.Event()
 
     def stop(number: int) -> None:
@@ -85,6 +77,22 @@ async def _serve(config: ServeConfig, vocabulary: Vocabulary, listener: socket.s
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
+    with _listen(config.host, config.port) as listener:
+        await _serve_on(listener, config, vocabulary, stopped, cut)
+
+
+async def _serve_on(
+    listener: socket.socket, config: ServeConfig, vocabulary: Vocabulary, stopped: asyncio.Event, cut: asyncio.Event
+) -> None:
+    """Serve until ``stopped``: outputs may end until ``cut``."""
+    # What is loaded by now stays: collecting it again and again would stop the clock for tens of milliseconds.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_EVERY)
+    service = _make_service(config, vocabulary)
+    dispatch = _dispatcher(service)
+    server = Server(lambda head, connection: Exchange(head, connection, dispatch), error_type="BadRequestError")
+    stepping = asyncio.create_task(service.fleet.run())
     await server.listen_on(listener)
     print(_ready_line(config, listener), flush=True)
     # The engine ends first only by a fault, which must not leave a server that never outputs.

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -307,3 +308,21 @@ def test_bad_input_is_named(tmp_path: Path, flags: tuple[str, ...], says: str) -
         main(["serve", *(flag.format(dir=tmp_path) for flag in flags)])
     assert says.format(dir=tmp_path) in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_signals_are_handled_before_connections_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Between the two a Ctrl-C was lost now and then, and the server ran on.
+    handled: list[bool] = []
+
+    def listen(*_: object) -> socket.socket:
+        handled.extend(loop_handles(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM))
+        raise InputError("seen")
+
+    monkeypatch.setattr("sim.serving.server._listen", listen)
+    with pytest.raises(InputError, match="seen"):
+        main(["serve", "--listen", "127.0.0.1:0"])
+    assert handled == [True, True]
+
+
+def loop_handles(handler: Any) -> bool:
+    return handler not in (signal.SIG_DFL, signal.default_int_handler) and "_on_sigint" not in repr(handler)
