@@ -73,12 +73,12 @@ def run(flags: argparse.Namespace) -> int:
         raise InputError("--probe: expected --url URL of the engine")
     access = read_access(flags, url=flags.url)
     apart_s, engine = (None, []) if flags.url is None else _asked(flags.url, access, probe=flags.probe)
-    found = [_packages(), _versions(), _key(), _disk(flags.output), _files(), _clock(apart_s), _port(flags.listen)]
-    found += engine
-    lines = [f"{each.state:4} {each.name:9} {printable(each.found)}" for each in found]
-    mends = [f"{each.name}: {printable(each.advice)}" for each in found if each.advice]
-    print_result(Diagnosis(tuple(found)), [*lines, *mends], as_json=flags.json)
-    return 1 if any(each.state == "fail" for each in found) else 0
+    checks = [_packages(), _versions(), _key(), _disk(flags.output), _files(), _clock(apart_s), _port(flags.listen)]
+    checks += engine
+    lines = [f"{each.state:4} {each.name:9} {printable(each.found)}" for each in checks]
+    mends = [f"{each.name}: {printable(each.advice)}" for each in checks if each.advice]
+    print_result(Diagnosis(tuple(checks)), [*lines, *mends], as_json=flags.json)
+    return 1 if any(each.state == "fail" for each in checks) else 0
 
 
 def _packages() -> Check:
@@ -90,13 +90,13 @@ def _packages() -> Check:
 
 
 def _versions() -> Check:
-    told = [f"kvtape {VERSION}", f"Python {platform.python_version()}"]
+    versions = [f"kvtape {VERSION}", f"Python {platform.python_version()}"]
     for package in SPEED_PACKAGES:
         try:
-            told.append(f"{package} {metadata.version(package)}")
+            versions.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
-            told.append(f"no {package}")
-    return Check("versions", "ok", ", ".join(told))
+            versions.append(f"no {package}")
+    return Check("versions", "ok", ", ".join(versions))
 
 
 def _key() -> Check:
@@ -117,8 +117,12 @@ def _disk(output: Path) -> Check:
     if not os.access(folder, os.W_OK):
         return Check("disk", "fail", f"{folder} cannot be written", "another -o/--output")
     free = shutil.disk_usage(folder).free
-    told = f"{free / GIB:,.1f} GiB free at {folder}"
-    return Check("disk", "ok", told) if free >= LEAST_FREE_BYTES else Check("disk", "look", told, "a larger disk")
+    free_text = f"{free / GIB:,.1f} GiB free at {folder}"
+    return (
+        Check("disk", "ok", free_text)
+        if free >= LEAST_FREE_BYTES
+        else Check("disk", "look", free_text, "a larger disk")
+    )
 
 
 def _files() -> Check:
@@ -134,19 +138,21 @@ def _files() -> Check:
 
 def _clock(apart_s: float | None) -> Check:
     """Judge the clock by the kernel, the time service and the engine's clock; one that nothing speaks against is ok."""
-    is_set, told = _is_synchronised(), f"{time.get_clock_info('monotonic').resolution * 1e9:g} ns"
+    is_set, figure = _is_synchronised(), f"{time.get_clock_info('monotonic').resolution * 1e9:g} ns"
     if apart_s is not None and abs(apart_s) > MOST_APART_S:
         way = "ahead of" if apart_s > 0.0 else "behind"
         advice = "set both by a time server: chrony or NTP"
-        return Check("clock", "look", f"{told}, {abs(apart_s):,.0f} s {way} the engine's", advice)
-    told += "" if apart_s is None else f", within {MOST_APART_S:g} s of the engine's"
+        return Check("clock", "look", f"{figure}, {abs(apart_s):,.0f} s {way} the engine's", advice)
+    figure += "" if apart_s is None else f", within {MOST_APART_S:g} s of the engine's"
     if is_set:
-        return Check("clock", "ok", f"{told}, set by a time server")
+        return Check("clock", "ok", f"{figure}, set by a time server")
     if is_set is None or _in_container():
         why = "the kernel does not say" if is_set is None else "a container does not see the host's time service"
         unknown = f"cannot tell here if a time server sets it, because {why}; on the host run timedatectl"
-        return Check("clock", "ok", f"{told}; {unknown}")
-    return Check("clock", "look", f"{told}, set by no time server: hosts' traces may not align", "start chrony or NTP")
+        return Check("clock", "ok", f"{figure}; {unknown}")
+    return Check(
+        "clock", "look", f"{figure}, set by no time server: hosts' traces may not align", "start chrony or NTP"
+    )
 
 
 def _is_synchronised() -> bool | None:
@@ -176,10 +182,10 @@ def _port(listen: str) -> Check:
     except WireError as error:
         raise InputError(f"--listen: {error}") from None
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        with socket.socket(found[0][0], socket.SOCK_STREAM) as trial:
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        with socket.socket(addresses[0][0], socket.SOCK_STREAM) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(found[0][4])
+            trial.bind(addresses[0][4])
     except OSError as error:
         return Check("port", "fail", f"{listen}: {error.strerror or error}", "--listen with a free port")
     return Check("port", "ok", f"{listen} is free")

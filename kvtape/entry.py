@@ -24,9 +24,9 @@ def foreign_room() -> str | None:
     """Name the first package of ours that Python would import from elsewhere, and its place; None: there is none."""
     for room in ROOMS:
         spec = find_spec(room)
-        places = [*(spec.submodule_search_locations or ()), spec.origin] if spec is not None else []
-        if not any(place and os.path.dirname(os.path.realpath(place)) == HOME for place in places):
-            return f"{room} is imported from {places[0] if places else 'nowhere'}, not from {HOME}"
+        paths = [*(spec.submodule_search_locations or ()), spec.origin] if spec is not None else []
+        if not any(path and os.path.dirname(os.path.realpath(path)) == HOME for path in paths):
+            return f"{room} is imported from {paths[0] if paths else 'nowhere'}, not from {HOME}"
     return None
 
 
@@ -34,17 +34,17 @@ def shared_room() -> str | None:
     """Name the first package of ours whose folder another distribution has written into; None: there is none."""
     from importlib.metadata import distributions  # noqa: PLC0415 - every command starts here
 
-    written = {found.name: _written_by(found) for found in distributions(path=[HOME])}
+    written = {distribution.name: _written_by(distribution) for distribution in distributions(path=[HOME])}
     for room in ROOMS:
-        others = sorted(owner for owner, names in written.items() if room in names and owner != "kvtape")
-        if others:
-            return f"{room} is a package of {', '.join(others)}, too, in the same folder"
+        owners = sorted(owner for owner, names in written.items() if room in names and owner != "kvtape")
+        if owners:
+            return f"{room} is a package of {', '.join(owners)}, too, in the same folder"
     return None
 
 
-def _written_by(found: "Distribution") -> set[str]:
+def _written_by(distribution: "Distribution") -> set[str]:
     """Return the names at the top of a distribution: its files are read as text, as a path of each takes a second."""
-    listed = found.read_text("RECORD") or found.read_text("top_level.txt") or ""
+    listed = distribution.read_text("RECORD") or distribution.read_text("top_level.txt") or ""
     return {line.partition("/")[0] for line in listed.splitlines()}
 
 

@@ -101,13 +101,13 @@ class Run:
 
     def select(self, rows: IntArray) -> "Run":
         """Return the requests at ``rows``, in that order."""
-        place = np.full(len(self), UNKNOWN)
-        place[rows] = np.arange(len(rows))
-        gaps = place[self.gap_owner] != UNKNOWN
+        new_row = np.full(len(self), UNKNOWN)
+        new_row[rows] = np.arange(len(rows))
+        gaps = new_row[self.gap_owner] != UNKNOWN
         columns: dict[str, Any] = {
-            one.name: value[rows]
-            for one in fields(self)
-            if isinstance(value := getattr(self, one.name), np.ndarray) and not one.name.startswith("gap_")
+            field.name: value[rows]
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), np.ndarray) and not field.name.startswith("gap_")
         }
         return replace(
             self,
@@ -116,7 +116,7 @@ class Run:
             parents=[self.parents[row] for row in rows],
             gap_ms=self.gap_ms[gaps],
             gap_tokens=self.gap_tokens[gaps],
-            gap_owner=place[self.gap_owner[gaps]].astype(np.int32),
+            gap_owner=new_row[self.gap_owner[gaps]].astype(np.int32),
             chains=None,
             **columns,
         )
@@ -154,7 +154,7 @@ class _Columns:
     def add(self, batch: Batch) -> None:
         for name, field_name in _WORDS.items():
             self.words[name].extend(batch.column(field_name))
-        found: dict[str, npt.NDArray[Any]] = {
+        arrays: dict[str, npt.NDArray[Any]] = {
             **{name: batch.numbers(field_name, UNKNOWN) for name, field_name in _NUMBERS.items()},
             **{name: batch.times(name) for name in _TIMES},
             "status": np.array([_STATUS_NUMBERS.get(word or "ok", 0) for word in batch.column("status")], np.int8),
@@ -163,14 +163,14 @@ class _Columns:
             "scored": batch.numbers("prompt_logprobs") == 1,
             "cancelled": np.array([word == AT_DEADLINE for word in batch.column("error")], np.bool_),
         }
-        places = self.upstreams
-        found["upstream"] = np.array(
-            [places.setdefault(word, len(places)) if word else UNKNOWN for word in batch.column("upstream")], np.int64
+        indices = self.upstreams
+        arrays["upstream"] = np.array(
+            [indices.setdefault(word, len(indices)) if word else UNKNOWN for word in batch.column("upstream")], np.int64
         )
         gap_ms, gaps = _gaps(batch)
         self.gap_ms.frombytes(gap_ms.tobytes())
-        found |= gaps
-        for name, part in found.items():
+        arrays |= gaps
+        for name, part in arrays.items():
             self.parts.setdefault(name, []).append(part)
         self.rows += len(batch)
 
@@ -211,13 +211,13 @@ def _gaps(batch: Batch) -> tuple[FloatArray, dict[str, npt.NDArray[Any]]]:
 
 def _beside(tokens: FloatArray, token_counts: IntArray, counts: IntArray) -> FloatArray:
     """Return tokens for each gap: 0 where the record has fewer tokens than gaps."""
-    found = np.zeros(int(counts.sum()))
+    beside = np.zeros(int(counts.sum()))
     kept = np.minimum(token_counts, counts)
     within = np.arange(int(kept.sum())) - np.repeat(np.cumsum(kept) - kept, kept)
-    found[np.repeat(np.cumsum(counts) - counts, kept) + within] = tokens[
+    beside[np.repeat(np.cumsum(counts) - counts, kept) + within] = tokens[
         np.repeat(np.cumsum(token_counts) - token_counts, kept) + within
     ]
-    return found
+    return beside
 
 
 def load_run(label: str, path: Path, *, named: bool = True, reuse: bool = False, chains: bool = False) -> Run:
@@ -241,9 +241,9 @@ def make_run(
     label: str, file: str, meta: Meta, records: Iterable[Record], *, reuse: bool = False, chains: bool = False
 ) -> Run:
     """Return records as columns, without a digest; ``reuse`` and ``chains`` as in ``load_run``."""
-    some = list(records)
-    inferred = infer_outputs(meta, some) if reuse or chains else None
-    return _collect(label, file, meta, [Batch(some)], inferred, reuse=reuse, kept=chains)
+    listed = list(records)
+    inferred = infer_outputs(meta, listed) if reuse or chains else None
+    return _collect(label, file, meta, [Batch(listed)], inferred, reuse=reuse, kept=chains)
 
 
 def _collect(
@@ -262,12 +262,12 @@ def _collect(
         columns.add(batch)
         if reuse:
             read.add(batch)
-    found = columns.joined()
-    scored = found.pop("scored")
+    arrays = columns.joined()
+    scored = arrays.pop("scored")
     reusable, chains = np.full(columns.rows, UNKNOWN), None
     if reuse and columns.rows:
-        chains, end_ms = read.take(), found["arrival_ms"] + found["e2e_ms"]
-        reusable = reusable_tokens(chains, found["arrival_ms"], end_ms, found["prompt_tokens"], engine_block(meta))
+        chains, end_ms = read.take(), arrays["arrival_ms"] + arrays["e2e_ms"]
+        reusable = reusable_tokens(chains, arrays["arrival_ms"], end_ms, arrays["prompt_tokens"], engine_block(meta))
         reusable = np.where(scored, np.minimum(reusable, 0), reusable)  # no engine looks such a prompt up
     words: dict[str, Any] = columns.words
     kept = kept and chains is not None and len(chains.numbers) > 0
@@ -280,11 +280,11 @@ def _collect(
         reusable_tokens=reusable,
         chains=chains if kept else None,
         **words,
-        **found,
+        **arrays,
     )
 
 
 def engine_block(meta: Meta) -> int:
     """Return the engine's block size, if it is a multiple of the trace's, else the trace's."""
-    fine, told = meta.block_size or 1, (meta.engine.block_size if meta.engine else None) or 0
-    return told if told and told % fine == 0 else fine
+    fine, size = meta.block_size or 1, (meta.engine.block_size if meta.engine else None) or 0
+    return size if size and size % fine == 0 else fine

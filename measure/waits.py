@@ -17,33 +17,33 @@ def first_token_waits(run: Run, rows: IntArray) -> Waits:
     end = np.where(came, EVENT, _ENDS[run.status[rows]]).astype(np.int8)
     time_ms = np.where(came, run.ttft_ms[rows], run.e2e_ms[rows])
     # Status ok without a TTFT: not streamed, or no output token. There was no wait.
-    tells = ~np.isnan(time_ms) & (came | (run.streamed[rows] & (end != EVENT)))
-    return make_waits(time_ms[tells], end[tells], rows[tells], int(np.count_nonzero(~tells)))
+    known = ~np.isnan(time_ms) & (came | (run.streamed[rows] & (end != EVENT)))
+    return make_waits(time_ms[known], end[known], rows[known], int(np.count_nonzero(~known)))
 
 
 def completion_waits(run: Run, rows: IntArray) -> Waits:
     """End-to-end time of these records; only status ok is an event."""
     time_ms = run.e2e_ms[rows]
-    tells = ~np.isnan(time_ms)
+    known = ~np.isnan(time_ms)
     end = _ENDS[run.status[rows]]
-    return make_waits(time_ms[tells], end[tells], rows[tells], int(np.count_nonzero(~tells)))
+    return make_waits(time_ms[known], end[known], rows[known], int(np.count_nonzero(~known)))
 
 
 def token_paces(run: Run, rows: IntArray) -> Waits:
     """TPOT of these records, from the tokens that came; never censored."""
     time_ms = run.tpot_ms[rows]
-    tells = ~np.isnan(time_ms)
-    end = np.full(int(tells.sum()), EVENT, dtype=np.int8)
-    return make_waits(time_ms[tells], end, rows[tells], int(np.count_nonzero(~tells)))
+    known = ~np.isnan(time_ms)
+    end = np.full(int(known.sum()), EVENT, dtype=np.int8)
+    return make_waits(time_ms[known], end, rows[known], int(np.count_nonzero(~known)))
 
 
 def token_gaps(run: Run, rows: IntArray) -> Waits:
     """ITL of these records: each gap over its read's tokens is a sample."""
     chosen = np.zeros(len(run), dtype=np.bool_)
     chosen[rows] = True
-    tells = chosen[run.gap_owner]
-    gaps_ms = run.itl_ms[tells]
-    return make_waits(gaps_ms, np.zeros(len(gaps_ms), dtype=np.int8), run.gap_owner[tells].astype(np.int64))
+    of_rows = chosen[run.gap_owner]
+    gaps_ms = run.itl_ms[of_rows]
+    return make_waits(gaps_ms, np.zeros(len(gaps_ms), dtype=np.int8), run.gap_owner[of_rows].astype(np.int64))
 
 
 _MOST_SAMPLES = 50_000

@@ -146,22 +146,22 @@ class SessionIndex:
 
     def _note_evidence(self, record: Record, chain: Chain) -> PassedEnds:
         """Note where the prompt goes on past others' ends, which it returns, and that prompts end on its last block."""
-        found: PassedEnds = []
+        passed: PassedEnds = []
         if record.arrival_ms is not None:
-            found = [(at, ends) for at, ends in self._blocks.touch_all(chain.passed, None) if ends is not None]
-            for at, ends in found:
+            passed = [(at, ends) for at, ends in self._blocks.touch_all(chain.passed, None) if ends is not None]
+            for at, ends in passed:
                 ends.passed = True
                 if ends.prompts is not None:
                     ends.prompts.passed(record.arrival_ms, chain.prompt[at + 1] if at + 1 < len(chain.prompt) else None)
         if chain.prompt and self._may_be_parent(record, chain):
             ending = self._prompts_on(chain.prompt[-1])
             ending.first_end_ms = min(ending.first_end_ms, record.end_ms() or 0.0)
-        return found
+        return passed
 
     def _ends(self, block: Hashable) -> Ends:
         """Return what ends on a block, which is among the youngest from now on."""
-        found = self._blocks.get(block)
-        ends = Ends(passed=block in self._blocks) if found is None else found
+        known = self._blocks.get(block)
+        ends = Ends(passed=block in self._blocks) if known is None else known
         self._blocks[block] = ends
         return ends
 
@@ -198,16 +198,16 @@ class SessionIndex:
         self, record: Record, chain: Chain, passed: PassedEnds, tokens: Sequence[int] | None, arrival_ms: float
     ) -> Record:
         root = (record.model, record.lora)
-        ends: list[tuple[int, Hashable, Ends]] = [(at, chain.prompt[at], one) for at, one in passed]
+        ends: list[tuple[int, Hashable, Ends]] = [(at, chain.prompt[at], block_ends) for at, block_ends in passed]
         for at, block in ((-1, root), *((at, chain.prompt[at]) for at in range(len(chain.passed), len(chain.prompt)))):
-            if (one := self._blocks.get(block)) is not None:
-                ends.insert(0 if at < 0 else len(ends), (at, block, one))
-        found = self._longest(chain, ends, tokens, arrival_ms)
-        if found is None:
+            if (block_ends := self._blocks.get(block)) is not None:
+                ends.insert(0 if at < 0 else len(ends), (at, block, block_ends))
+        candidate = self._longest(chain, ends, tokens, arrival_ms)
+        if candidate is None:
             return self._continued(record, chain, SessionId(f"chain-{record.request_id}"), "inferred", None)
         self.inferred += 1
-        self.ambiguous += found.ambiguous
-        return self._continued(record, chain, found.parent.session_id, "inferred", found.parent)
+        self.ambiguous += candidate.ambiguous
+        return self._continued(record, chain, candidate.parent.session_id, "inferred", candidate.parent)
 
     def _longest(
         self,
@@ -223,15 +223,15 @@ class SessionIndex:
             if best is not None and best.repeated >= (at + 2) * self.block_size + HEADER_TOKENS:
                 break  # what ends earlier is shorter
             repeated = (at + 1) * self.block_size
-            found = list(by_output(ends, at, repeated, arrival_ms))
+            candidates = list(by_output(ends, at, repeated, arrival_ms))
             if tokens is not None:
-                found += self._by_tokens(block, ends.rests, tokens, repeated, arrival_ms)
+                candidates += self._by_tokens(block, ends.rests, tokens, repeated, arrival_ms)
             if ends.prompts is not None and at < len(chain.passed) and (ended := ends.prompts.by(arrival_ms)):
                 if ends.prompts.shared:
                     turned_down = turned_down or repeated
                 else:
-                    found.append(Candidate(repeated, ended[-1], len(ended) > 1))
-            best = max([best, *found] if best else found, key=rank, default=None)
+                    candidates.append(Candidate(repeated, ended[-1], len(ended) > 1))
+            best = max([best, *candidates] if best else candidates, key=rank, default=None)
         self.shared_prefix += turned_down > (best.repeated if best else 0)
         return best
 

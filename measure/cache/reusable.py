@@ -65,16 +65,16 @@ class PromptChains:
         if self._interner is not None:
             numbers, hashes = values, self._interner.hashes
         else:
-            hashes, places = np.unique(values.astype(np.uint64, copy=False), return_inverse=True)
-            numbers = places.astype(np.int32)
+            hashes, indices = np.unique(values.astype(np.uint64, copy=False), return_inverse=True)
+            numbers = indices.astype(np.int32)
         rest = map(_joined, (self._starts, self._prompts, self._true, self._outputs, self._unread))
         return Chains(self.block_size, numbers, hashes, *rest)
 
 
 def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    found = np.concatenate(parts)
+    joined = np.concatenate(parts)
     parts.clear()
-    return found
+    return joined
 
 
 def reusable_tokens(
@@ -89,29 +89,29 @@ def reusable_tokens(
     # Each prompt at its arrival, each output at its end; an end comes before an arrival at the same time.
     times = np.concatenate([arrival_ms, end_ms])
     order = np.lexsort((np.arange(2 * n) < n, times))
-    places = np.empty(2 * n, np.int32)
-    places[order] = np.arange(2 * n)
+    ranks = np.empty(2 * n, np.int32)
+    ranks[order] = np.arange(2 * n)
     outputs = np.where(chains.true == chains.prompts, chains.outputs, 0)  # a chain that stops in the prompt has none
     first_seen = np.full(len(chains.hashes), 2 * n, np.int32)
     for starts, counts, at in (
-        (chains.starts, known, places[:n]),
-        (chains.starts + np.maximum(chains.prompts, 0), outputs, places[n:]),
+        (chains.starts, known, ranks[:n]),
+        (chains.starts + np.maximum(chains.prompts, 0), outputs, ranks[n:]),
     ):
-        for some in _parts(n):
-            numbers = chains.numbers[chain_places(starts[some], counts[some])]
-            np.minimum.at(first_seen, numbers, np.repeat(at[some], counts[some]))
-    seen = [_leading_seen(chains, known, first_seen, places, some) for some in _parts(n)]
+        for rows in _parts(n):
+            numbers = chains.numbers[chain_places(starts[rows], counts[rows])]
+            np.minimum.at(first_seen, numbers, np.repeat(at[rows], counts[rows]))
+    seen = [_leading_seen(chains, known, first_seen, ranks, rows) for rows in _parts(n)]
     seen_tokens = np.concatenate([np.empty(0, np.int64), *seen]) * chains.block_size
     most = np.where(prompt_tokens > 0, prompt_tokens - 1, seen_tokens)
-    whole = np.minimum(seen_tokens, most) // block_size * block_size * (1 - np.minimum(chains.unread, 1))
-    return np.where(chains.prompts == NO_HASHES, NO_HASHES, whole)
+    tokens = np.minimum(seen_tokens, most) // block_size * block_size * (1 - np.minimum(chains.unread, 1))
+    return np.where(chains.prompts == NO_HASHES, NO_HASHES, tokens)
 
 
-def _leading_seen(chains: Chains, known: IntArray, first_seen: Int32Array, places: Int32Array, some: slice) -> IntArray:
+def _leading_seen(chains: Chains, known: IntArray, first_seen: Int32Array, ranks: Int32Array, rows: slice) -> IntArray:
     """Count the leading known blocks of some prompts that were seen before their arrivals."""
-    counts = known[some]
-    numbers = chains.numbers[chain_places(chains.starts[some], counts)]
-    missed = np.append(np.flatnonzero(first_seen[numbers] >= np.repeat(places[some], counts)), len(numbers))
+    counts = known[rows]
+    numbers = chains.numbers[chain_places(chains.starts[rows], counts)]
+    missed = np.append(np.flatnonzero(first_seen[numbers] >= np.repeat(ranks[rows], counts)), len(numbers))
     begins = np.cumsum(counts) - counts
     return np.asarray(np.minimum(missed[np.searchsorted(missed, begins)] - begins, counts))
 

@@ -32,9 +32,9 @@ class SessionOrder:
 
     @property
     def is_first(self) -> BoolArray:
-        found = np.zeros(len(self.rows), np.bool_)
-        found[self.starts] = True
-        return found
+        first = np.zeros(len(self.rows), np.bool_)
+        first[self.starts] = True
+        return first
 
     def total(self, values: FloatArray) -> FloatArray:
         """Return sums by session of values by place; NaN counts as 0."""
@@ -105,18 +105,18 @@ def session_uses(run: Run) -> list[SessionUse]:
     prompt, cached = known(run.prompt_tokens)[order.rows], known(run.cached_tokens)[order.rows]
     rates = _hit_rates(run, order)
     prompts, served = order.total(prompt), order.total(cached)
-    found = [
+    uses = [
         SessionUse(
             session_id=run.sessions[rows[0]] or run.request_ids[rows[0]],
             requests=len(rows),
-            prompt_tokens=int(prompts[place]),
-            cached_tokens=int(served[place]),
-            hit_rate=None if np.isnan(rates[place]) else float(rates[place]),
+            prompt_tokens=int(prompts[index]),
+            cached_tokens=int(served[index]),
+            hit_rate=None if np.isnan(rates[index]) else float(rates[index]),
             ttft_p50_ms=quantile_of(run.ttft_ms[rows], 0.5),
         )
-        for place, rows in enumerate(np.split(order.rows, order.starts[1:]))
+        for index, rows in enumerate(np.split(order.rows, order.starts[1:]))
     ]
-    return sorted(found, key=lambda one: -one.cached_tokens)
+    return sorted(uses, key=lambda use: -use.cached_tokens)
 
 
 SESSION_METRICS: Final = tuple(one.name for one in fields(Sessions) if one.name != "completed")

@@ -86,9 +86,9 @@ def _served(hits: Hits, requests: int) -> str:
     """Return the share of prompt tokens by the best account there is."""
     reported, simulated = hits.reported.get(ALL), hits.simulated.get(ALL)
     if reported is not None and reported.rate is not None:
-        said = f"The prefix cache served {_of_tokens(reported, requests, 'reported cached tokens')}"
+        sentence = f"The prefix cache served {_of_tokens(reported, requests, 'reported cached tokens')}"
         more = simulated is not None and simulated.rate is not None and simulated.rate > 1.01 * reported.rate
-        return f"{said} (an unlimited one: {share(simulated.rate)})" if simulated is not None and more else said
+        return f"{sentence} (an unlimited one: {share(simulated.rate)})" if simulated is not None and more else sentence
     if simulated is not None and simulated.rate is not None:
         return (
             f"The engine reports no cached tokens; an unlimited prefix cache would serve "
@@ -97,9 +97,9 @@ def _served(hits: Hits, requests: int) -> str:
     return "The trace tells nothing about the prefix cache"
 
 
-def _of_tokens(found: HitCount, requests: int, needed: str) -> str:
-    part = rests_on(found.requests, requests, needed)
-    return f"{share(found.rate)} of {compact(found.prompt_tokens)} prompt tokens{f' ({part})' if part else ''}"
+def _of_tokens(hits: HitCount, requests: int, needed: str) -> str:
+    part = rests_on(hits.requests, requests, needed)
+    return f"{share(hits.rate)} of {compact(hits.prompt_tokens)} prompt tokens{f' ({part})' if part else ''}"
 
 
 def _waited(metrics: TraceMetrics) -> str:
@@ -127,11 +127,11 @@ def value_text(name: str, value: float) -> str:
     return factor(value) if name.endswith("_tps") or not float(value).is_integer() else count(value)
 
 
-def _statistics(title: str, found: Mapping[str, Statistics | None]) -> TextTable:
+def _statistics(title: str, metrics: Mapping[str, Statistics | None]) -> TextTable:
     rows = [
-        [title_of(name), *(value_text(name, getattr(one, each)) for each in STATISTICS), f"{one.n:,}"]
-        for name, one in found.items()
-        if one is not None
+        [title_of(name), *(value_text(name, getattr(statistics, each)) for each in STATISTICS), f"{statistics.n:,}"]
+        for name, statistics in metrics.items()
+        if statistics is not None
     ]
     return TextTable([title, *STATISTICS, "n"], rows)
 
@@ -143,37 +143,37 @@ def session_table(uses: Sequence[SessionUse]) -> TextTable:
     """Return the sessions that the cache serves the most; no rows: none were asked for."""
     rows = [
         [
-            *(one.session_id, f"{one.requests:,}", count(one.prompt_tokens), count(one.cached_tokens)),
-            *(share(one.hit_rate), NOTHING if one.ttft_p50_ms is None else duration_ms(one.ttft_p50_ms)),
+            *(session.session_id, f"{session.requests:,}", count(session.prompt_tokens), count(session.cached_tokens)),
+            *(share(session.hit_rate), NOTHING if session.ttft_p50_ms is None else duration_ms(session.ttft_p50_ms)),
         ]
-        for one in uses[:MOST_SESSIONS]
+        for session in uses[:MOST_SESSIONS]
     ]
-    others = uses[MOST_SESSIONS:]
-    if others:
-        sums = [sum(getattr(one, name) for one in others) for name in ("requests", "prompt_tokens", "cached_tokens")]
-        rows.append([f"{len(others):,} more", *map(count, sums), NOTHING, NOTHING])
+    rest = uses[MOST_SESSIONS:]
+    if rest:
+        sums = [sum(getattr(use, name) for use in rest) for name in ("requests", "prompt_tokens", "cached_tokens")]
+        rows.append([f"{len(rest):,} more", *map(count, sums), NOTHING, NOTHING])
     return TextTable(["session", "requests", "prompt tokens", "cached", "hit rate", "TTFT p50 ms"], rows)
 
 
-def throughput_table(found: Workload) -> TextTable:
+def throughput_table(workload: Workload) -> TextTable:
     """Return tokens a second by window; no rows: the trace has no lengths."""
-    windows = ["overall", "last_30s", "steady"] + (["steady_per_gpu"] if found.gpus else [])
+    windows = ["overall", "last_30s", "steady"] + (["steady_per_gpu"] if workload.gpus else [])
     titles = {"last_30s": "last 30 s", "steady_per_gpu": "steady/GPU"}
     rows = [
-        [title, *(_rate_text(getattr(getattr(found, name), window)) for window in windows)]
+        [title, *(_rate_text(getattr(getattr(workload, name), window)) for window in windows)]
         for name, title in RATE_TITLES.items()
-        if getattr(found, name).overall is not None
+        if getattr(workload, name).overall is not None
     ]
     return TextTable(["workload", *(titles.get(window, window) for window in windows)], rows)
 
 
-def workload_sentences(found: Workload, sessions_per_s: float | None) -> Iterator[str]:
+def workload_sentences(workload: Workload, sessions_per_s: float | None) -> Iterator[str]:
     """Return wall time, requests in flight and goodput, a line each."""
-    yield f"wall time {found.wall_s:,.1f} s, {_rate_text(sessions_per_s)} sessions/s"
-    flight = found.concurrency
+    yield f"wall time {workload.wall_s:,.1f} s, {_rate_text(sessions_per_s)} sessions/s"
+    flight = workload.concurrency
     if flight is not None:
         yield f"concurrency: mean {rate(flight.mean)}, p50 {flight.p50:,}, p90 {flight.p90:,}, max {flight.max:,}"
-    good = found.goodput
+    good = workload.goodput
     if good is not None:
         kept = f"{good.requests:,} requests ({share(good.share)})"
         yield f"goodput: {kept}, {_rate_text(good.requests_per_s)} a second, {_rate_text(good.completion_tps)} tok/s"
@@ -187,69 +187,69 @@ def prefill_table(prefill: Prefill) -> TextTable:
     """Return TTFT by turn; no rows: the trace has none."""
     levels = ("mean", "p50", "p90", "p99")
     rows = [
-        [cohort_title(name), f"{one.n:,}", *(duration_ms(getattr(one, level)) for level in levels)]
-        for name, one in prefill.by_turn.items()
+        [cohort_title(name), f"{statistics.n:,}", *(duration_ms(getattr(statistics, level)) for level in levels)]
+        for name, statistics in prefill.by_turn.items()
     ]
     return TextTable(["TTFT ms by turn", "n", *levels], rows)
 
 
-def upstream_table(found: Mapping[str, UpstreamMetrics]) -> TextTable:
+def upstream_table(upstreams: Mapping[str, UpstreamMetrics]) -> TextTable:
     """Return requests, hits and TTFT by upstream; no rows: one served all."""
     levels = ("p50", "p90", "p99")
     rows = [
         [
-            *(name, f"{one.requests:,}", f"{one.completed:,}"),
-            NOTHING if one.hits.rate is None else share(one.hits.rate),
-            *(NOTHING if one.ttft_ms is None else duration_ms(getattr(one.ttft_ms, level)) for level in levels),
+            *(name, f"{upstream.requests:,}", f"{upstream.completed:,}"),
+            NOTHING if upstream.hits.rate is None else share(upstream.hits.rate),
+            *(NOTHING if upstream.ttft_ms is None else duration_ms(getattr(upstream.ttft_ms, each)) for each in levels),
         ]
-        for name, one in found.items()
+        for name, upstream in upstreams.items()
     ]
-    return TextTable(["upstream", "requests", "completed", "hit rate", *(f"TTFT {one} ms" for one in levels)], rows)
+    return TextTable(["upstream", "requests", "completed", "hit rate", *(f"TTFT {level} ms" for level in levels)], rows)
 
 
 def hit_table(hits: Hits) -> TextTable:
     """Return shares of prompt tokens by account and cohort; no rows: no account knows a request."""
     accounts = {"reported by the engine": hits.reported, "simulated, unlimited": hits.simulated}
     cohorts = list(hits.reported)
-    told = any(found[cohort].requests for found in accounts.values() for cohort in cohorts)
+    reported = any(found[cohort].requests for found in accounts.values() for cohort in cohorts)
     rows = [
         [title, *(share(found[cohort].rate) if found[cohort].requests else NOTHING for cohort in cohorts)]
         for title, found in accounts.items()
     ]
-    return TextTable(["cached of prompt tokens", *map(cohort_title, cohorts)], rows if told else [])
+    return TextTable(["cached of prompt tokens", *map(cohort_title, cohorts)], rows if reported else [])
 
 
 def parting_lines(hits: Hits) -> list[str]:
     """Return the requests on which the accounts of hits part, a line for each way."""
     return [
-        f"{one.accounts}: {one.requests:,} requests, {count(one.tokens)} tokens; most in {one.example}"
-        for one in hits.partings
+        f"{parting.accounts}: {parting.requests:,} requests, {count(parting.tokens)} tokens; most in {parting.example}"
+        for parting in hits.partings
     ]
 
 
-def cache_sentences(found: CacheSize | None) -> Iterator[str]:
+def cache_sentences(size: CacheSize | None) -> Iterator[str]:
     """Return the size of cache that is enough and the engine's own, as a line."""
-    if found is None or found.knee_blocks is None:
+    if size is None or size.knee_blocks is None:
         return
-    own = ""
-    if found.engine_blocks is not None and found.engine_tokens is not None:
-        engine = _blocks_text(found, found.engine_blocks, found.engine_tokens)
-        own = f"; the engine has {engine}: {share(found.engine_share)}"
-    enough = _blocks_text(found, found.knee_blocks, found.knee_tokens or 0)
-    yield f"cache size: {found.knee_share * 100:g} % of max hits at {enough}{own}"
+    of_engine = ""
+    if size.engine_blocks is not None and size.engine_tokens is not None:
+        engine = _blocks_text(size, size.engine_blocks, size.engine_tokens)
+        of_engine = f"; the engine has {engine}: {share(size.engine_share)}"
+    enough = _blocks_text(size, size.knee_blocks, size.knee_tokens or 0)
+    yield f"cache size: {size.knee_share * 100:g} % of max hits at {enough}{of_engine}"
 
 
-def _blocks_text(found: CacheSize, blocks: int, tokens: int) -> str:
-    return f"{blocks:,} blocks ({cache_size(tokens, found.kv_bytes_per_token)})"
+def _blocks_text(size: CacheSize, blocks: int, tokens: int) -> str:
+    return f"{blocks:,} blocks ({cache_size(tokens, size.kv_bytes_per_token)})"
 
 
 def health_lines(checks: Sequence[HealthCheck]) -> list[str]:
     """Return the checks that are not ok, and how many are."""
-    marked = [one for one in checks if one.verdict in ("bad", "look")]
-    fine, silent = (sum(one.verdict == verdict for one in checks) for verdict in ("ok", "unknown"))
+    marked = [check for check in checks if check.verdict in ("bad", "look")]
+    fine, silent = (sum(check.verdict == verdict for check in checks) for verdict in ("ok", "unknown"))
     rows = [
-        [one.verdict, one.name, f"{one.figure}; see {one.where}" if one.where else one.figure]
-        for one in sorted(marked, key=lambda one: one.verdict)
+        [check.verdict, check.name, f"{check.figure}; see {check.where}" if check.where else check.figure]
+        for check in sorted(marked, key=lambda check: check.verdict)
     ]
     lines = [f"health: {fine} checks ok, {len(marked)} to look at, {silent} not told by the trace"]
     return lines + [f"  {row}" for row in table_lines((), rows, "<<<")] if rows else lines
@@ -257,7 +257,7 @@ def health_lines(checks: Sequence[HealthCheck]) -> list[str]:
 
 def slo_lines(results: Sequence[SloResult]) -> list[str]:
     """Return a line for each SLO."""
-    return [f"SLO {'met' if one.met else 'MISSED'}: {one.slo} ({_slo_value(one)} of {one.n:,})" for one in results]
+    return [f"SLO {'met' if slo.met else 'MISSED'}: {slo.slo} ({_slo_value(slo)} of {slo.n:,})" for slo in results]
 
 
 def _slo_value(result: SloResult) -> str:

@@ -46,10 +46,10 @@ def wall(run: Run) -> tuple[float, float]:
 def rates(run: Run, tokens: FloatArray, gpus: int | None) -> Rates:
     """Return slopes of the cumulative curve of completed requests' tokens, each request's at its end."""
     begin_ms, wall_s = wall(run)
-    tells = run.ok & ~np.isnan(tokens) & ~np.isnan(run.end_ms)
-    if not wall_s or not tells.any():
+    known = run.ok & ~np.isnan(tokens) & ~np.isnan(run.end_ms)
+    if not wall_s or not known.any():
         return Rates()
-    ends_s, counts = (run.end_ms[tells] - begin_ms) / 1000.0, tokens[tells]
+    ends_s, counts = (run.end_ms[known] - begin_ms) / 1000.0, tokens[known]
     overall = float(counts.sum()) / wall_s
     last = overall if wall_s <= WINDOW_S else float(counts[ends_s > wall_s - WINDOW_S + ROUNDING].sum()) / WINDOW_S
     warm_s = WARM_UP_SHARE * wall_s
@@ -69,8 +69,8 @@ def _in_flight_time(arrivals_ms: FloatArray, ends_ms: FloatArray, until_ms: Floa
 
 def _spans(run: Run, begin_ms: float) -> tuple[FloatArray, FloatArray]:
     """Return sorted arrivals and sorted ends, in ms since the first arrival."""
-    tells = ~np.isnan(run.end_ms)
-    return np.sort(run.arrival_ms[tells] - begin_ms), np.sort(run.end_ms[tells] - begin_ms)
+    ended = ~np.isnan(run.end_ms)
+    return np.sort(run.arrival_ms[ended] - begin_ms), np.sort(run.end_ms[ended] - begin_ms)
 
 
 def _concurrency(run: Run, begin_ms: float, wall_s: float) -> Concurrency | None:
@@ -97,17 +97,17 @@ def _timeline(run: Run, begin_ms: float, wall_s: float) -> Timeline | None:
     in_flight = np.diff(_in_flight_time(*_spans(run, begin_ms), edges_ms)) / interval_ms
     ended: BoolArray = run.ok & ~np.isnan(run.end_ms)
     since_ms = np.where(ended, run.end_ms - begin_ms, 0.0)
-    places = np.clip((since_ms / interval_ms).astype(np.int64), 0, INTERVALS - 1)
+    intervals = np.clip((since_ms / interval_ms).astype(np.int64), 0, INTERVALS - 1)
 
     def per_s(counts: IntArray) -> list[float]:
-        tells: BoolArray = ended & (counts != UNKNOWN)
-        at = places[tells]
-        sums = np.bincount(at, counts[tells], INTERVALS) / (interval_ms / 1000.0)
-        return [float(one) for one in np.round(sums, 3)]
+        counted: BoolArray = ended & (counts != UNKNOWN)
+        at = intervals[counted]
+        sums = np.bincount(at, counts[counted], INTERVALS) / (interval_ms / 1000.0)
+        return [float(value) for value in np.round(sums, 3)]
 
     return Timeline(
         interval_s=interval_ms / 1000.0,
-        in_flight=[float(one) for one in np.round(np.maximum(in_flight, 0.0), 3)],
+        in_flight=[float(value) for value in np.round(np.maximum(in_flight, 0.0), 3)],
         prompt_tps=per_s(run.prompt_tokens),
         completion_tps=per_s(run.output_tokens),
         cached_tps=per_s(np.where(run.prompt_tokens == UNKNOWN, UNKNOWN, run.cached_tokens)),

@@ -29,10 +29,10 @@ def same_named(kind: type, source: object) -> dict[str, Any]:
 
 def seed(text: str) -> int:
     """Seed of draws, as the ``type`` of a flag; raises ArgumentTypeError."""
-    found = int(text) if text.isdecimal() else -1
-    if not 0 <= found <= MOST_WHOLE:
+    number = int(text) if text.isdecimal() else -1
+    if not 0 <= number <= MOST_WHOLE:
         raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 0 to {MOST_WHOLE}")
-    return found
+    return number
 
 
 class _Help(argparse.HelpFormatter):
@@ -119,10 +119,10 @@ class Parser(argparse.ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         self._check_words(words)
         words = self.configured(words)
-        found, unknown = super().parse_known_args(words, namespace)
+        parsed, unknown = super().parse_known_args(words, namespace)
         if unknown:
             self.error(_unexpected(unknown[0], words))
-        return found, []
+        return parsed, []
 
     def configured(self, words: list[str]) -> list[str]:
         """Return the words with those in the file of ``--config FILE`` in its place, before all others."""
@@ -130,10 +130,10 @@ class Parser(argparse.ArgumentParser):
             return words
         only = argparse.ArgumentParser(self.prog, add_help=False, allow_abbrev=False)
         only.add_argument(CONFIG, type=Path, nargs="?")
-        found, others = only.parse_known_args(words)
-        if found.config is None:
+        parsed, rest = only.parse_known_args(words)
+        if parsed.config is None:
             return words
-        return [*config_words(found.config, self.prog, self._option_string_actions), *others]
+        return [*config_words(parsed.config, self.prog, self._option_string_actions), *rest]
 
     def hide_flags(self) -> None:
         """Take the flags so far without showing them in the help, and let later flags of a name replace them."""
@@ -147,7 +147,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         text = re.sub(r"^argument (\S+): ", r"\1: ", message)
         text = re.sub(
-            r"invalid (\w+) value: (.*)", lambda found: f"{found[2]}; expected {_KINDS.get(found[1], found[1])}", text
+            r"invalid (\w+) value: (.*)", lambda match: f"{match[2]}; expected {_KINDS.get(match[1], match[1])}", text
         )
         text = text.replace("the following arguments are required: ", "missing: ")
         hint = "" if _HINTED.search(text) else f"; see {self.prog} --help"
@@ -204,8 +204,10 @@ class Parser(argparse.ArgumentParser):
         )
 
     def _subcommands(self) -> list[str]:
-        found = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        return [name for choices in found for name in choices]
+        choices_by_action = [
+            action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)
+        ]
+        return [name for choices in choices_by_action for name in choices]
 
 
 _HINTED: Final = re.compile(r" is now |did you mean|expected|missing a value")

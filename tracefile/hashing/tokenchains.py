@@ -27,9 +27,9 @@ class Branches:
 
     def learn(self, record: Record) -> None:
         """Take in a record's branch; a later one of the same block comes of a forgotten chain and says nothing new."""
-        found = own_branch(record, self.block_size)
-        if found is not None and all(found.own != block for block, _ in self.line(found.block)):
-            self._parents.setdefault(found.own, (found.block, found.tokens))
+        branch = own_branch(record, self.block_size)
+        if branch is not None and all(branch.own != block for block, _ in self.line(branch.block)):
+            self._parents.setdefault(branch.own, (branch.block, branch.tokens))
 
     def parent(self, block: BlockHash) -> tuple[BlockHash, int] | None:
         """Return the block that ``block`` begins like, and for how many tokens; null: none."""
@@ -59,11 +59,11 @@ class TokenChains:
         size = self.branches.block_size
         true = len(prompt) if record.hashable_blocks is None else record.hashable_blocks
         tokens = len(prompt) * size if record.prompt_tokens is None else record.prompt_tokens
-        whole = true == len(prompt) == tokens // size
-        output = record.output_block_hashes if whole else None
+        complete = true == len(prompt) == tokens // size
+        output = record.output_block_hashes if complete else None
         chain = [*prompt[:true], *(output or ())]
         keys = self._keys(chain)
-        if whole:
+        if complete:
             computed = tokens if output is None else tokens + max((record.output_tokens or 0) - 1, 0)
             rest = min(max(computed - len(keys), 0), size - 1)
             keys += list(map(BlockHash, self.block_keys(tail_key(chain, record.request_id))[:rest].tolist()))
@@ -71,7 +71,7 @@ class TokenChains:
             record,
             block_hashes=keys[:tokens],
             output_block_hashes=None if output is None else keys[tokens:],
-            hashable_blocks=None if whole else len(keys),
+            hashable_blocks=None if complete else len(keys),
             branch_tokens=None,
             branch_hash=None,
         )
@@ -98,10 +98,10 @@ def _own_keys(blocks: list[BlockHash], block_size: int) -> UInt64Array:
 
 def branches_of(records: Iterable[Record], block_size: int) -> Branches:
     """Return the branches of all records of a trace."""
-    found = Branches(block_size)
+    branches = Branches(block_size)
     for record in records:
-        found.learn(record)
-    return found
+        branches.learn(record)
+    return branches
 
 
 def opened_meta(meta: Meta) -> Meta:

@@ -127,25 +127,25 @@ class KvtapeDecoder:
         """Return the line's record, without values that are out of bounds."""
         try:
             return self.decode(line, where)
-        except OutOfBoundsError as found:
-            return found.record
+        except OutOfBoundsError as decoded:
+            return decoded.record
 
 
-def convert_record(found: dict[str, Any], where: str) -> Record:
+def convert_record(fields: dict[str, Any], where: str) -> Record:
     """The object as a record; raises OutOfBoundsError if it has values out of bounds, InputError if it is none."""
     faults: dict[str, str] = {}
     while True:
         try:
-            record = msgspec.convert(split_unknown(found, Record), Record)
+            record = msgspec.convert(split_unknown(fields, Record), Record)
             break
         except msgspec.ValidationError as error:
             beyond = _BOUND_IN_MESSAGE.match(str(error))
             if beyond is None:
                 raise InputError(f"{where}: {_field_first(str(error))}") from None
             name = beyond["field"]
-            value = "a value" if isinstance(found[name], list) else found[name]
+            value = "a value" if isinstance(fields[name], list) else fields[name]
             faults[name] = f"{value}; expected {beyond['sign']} {beyond['bound']}"
-            found = {key: value for key, value in found.items() if key != name}
+            fields = {key: value for key, value in fields.items() if key != name}
     if faults:
         raise OutOfBoundsError(where, record, faults)
     return record
@@ -162,12 +162,12 @@ def first_told(row: Mapping[str, Any], names: Sequence[str]) -> Any:
 def parse_object(line: bytes, where: str) -> dict[str, Any]:
     """The line's JSON object, untyped; raises InputError if it is none."""
     try:
-        found = msgspec.json.decode(line)
+        value = msgspec.json.decode(line)
     except NOT_JSON as error:
         raise not_json(line, where, error) from None
-    if not isinstance(found, dict):
-        raise InputError(f"{where}: a JSON {type(found).__name__}; expected one object a line")
-    return found
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: a JSON {type(value).__name__}; expected one object a line")
+    return value
 
 
 def not_json(line: bytes, where: str, error: Exception) -> InputError:
@@ -198,20 +198,20 @@ def is_header(line: bytes) -> bool:
         return False
 
 
-def convert_object(found: dict[str, Any], struct: type[Struct], where: str) -> Struct:
+def convert_object(fields: dict[str, Any], struct: type[Struct], where: str) -> Struct:
     """The object as ``struct``, unknown keys kept in ``extra``; raises InputError naming ``where`` and the field."""
     try:
-        return msgspec.convert(split_unknown(found, struct), struct)
+        return msgspec.convert(split_unknown(fields, struct), struct)
     except msgspec.ValidationError as error:
         raise InputError(f"{where}: {_field_first(str(error))}") from None
 
 
-def decode_meta(found: Any, where: str) -> Meta:
+def decode_meta(value: Any, where: str) -> Meta:
     """The header of a kvtape trace; raises InputError on another schema version."""
-    schema = found.get("schema") if isinstance(found, dict) else None
+    schema = value.get("schema") if isinstance(value, dict) else None
     if schema != SCHEMA:
         raise InputError(f"{where}: meta.schema: {schema!r}; this version reads {SCHEMA!r}")
-    return checked_meta(convert_object(found, Meta, f"{where}: meta"), where)
+    return checked_meta(convert_object(value, Meta, f"{where}: meta"), where)
 
 
 def checked_meta(meta: Meta, where: str) -> Meta:
@@ -220,9 +220,9 @@ def checked_meta(meta: Meta, where: str) -> Meta:
         raise InputError(f"{where}: meta.block_size: {meta.block_size}; expected 1 to {MOST_TOKENS:,}")
     engine = meta.engine or Engine()
     for name in ("block_size", "num_gpu_blocks", "max_model_len"):
-        told = getattr(engine, name)
-        if told is not None and not 0 <= told <= MOST_TOLD:
-            raise InputError(f"{where}: meta.engine.{name}: {told}; expected 0 to {MOST_TOLD:,}")
+        value = getattr(engine, name)
+        if value is not None and not 0 <= value <= MOST_TOLD:
+            raise InputError(f"{where}: meta.engine.{name}: {value}; expected 0 to {MOST_TOLD:,}")
     return meta
 
 

@@ -74,8 +74,8 @@ def part_path(segment: Path) -> Path:
 
 def segment_number(path: Path) -> int:
     """The number in a segment's name, ``.part`` or not; 0 if it is none."""
-    found = _numbered(path)
-    return int(found["number"]) if found else 0
+    match = _numbered(path)
+    return int(match["number"]) if match else 0
 
 
 def segments_there(trace: str | os.PathLike[str]) -> list[Path]:
@@ -152,12 +152,12 @@ def _members(given: str) -> tuple[list[str], list[Segment]]:
     listed = [] if content is None else decode_manifest(content, manifest).segments
     if content is None and not here and not is_url(given) and not name.endswith(MANIFEST_SUFFIX):
         return [given], []  # which is not there
-    order = {segment.name: place for place, segment in enumerate(listed)}
-    found = sorted(here, key=lambda name: (order.get(name, len(order)), segment_number(Path(name)), name))
-    if not found:
+    order = {segment.name: index for index, segment in enumerate(listed)}
+    members = sorted(here, key=lambda name: (order.get(name, len(order)), segment_number(Path(name)), name))
+    if not members:
         raise InputError(f"{given}: none of its segments is there; expected a trace, or a folder of its segments")
     absent = [segment for segment in listed if segment.name not in here]
-    return [f"{folder}{slash}{name}" for name in found], absent
+    return [f"{folder}{slash}{name}" for name in members], absent
 
 
 def manifests_of(path: str | os.PathLike[str]) -> list[Path]:
@@ -195,18 +195,18 @@ def _only_stem(folder: str, names: Sequence[str]) -> str:
 
 def _stem(name: str) -> str | None:
     """Return the name of the trace that a segment's name belongs to; null: it is no segment's name."""
-    found = _numbered(Path(name))
-    return found["stem"] if found and found["suffix"] else None
+    match = _numbered(Path(name))
+    return match["stem"] if match and match["suffix"] else None
 
 
 def _numbered_files(folder: Path, stem: str, suffix: str | None) -> list[Path]:
     """Segments by number; a finished one goes before an unfinished one of the same number."""
-    found = []
+    files = []
     for file in folder.iterdir() if folder.is_dir() else ():
         name = _numbered(file)
         if name and name["stem"] == stem and suffix in (None, name["suffix"]):
-            found.append(file)
-    return sorted(found, key=lambda file: (segment_number(file), file.name))
+            files.append(file)
+    return sorted(files, key=lambda file: (segment_number(file), file.name))
 
 
 def _numbered(file: Path) -> re.Match[str] | None:
