@@ -73,14 +73,14 @@ def run(flags: argparse.Namespace) -> int:
 
 
 def _assignments(texts: Sequence[str], expected: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for text in texts:
         label, equals, value = text.partition("=")
         if not (label.strip() and equals and value):
             raise InputError(f"{text}: expected {expected}")
         if not label.isprintable() or len(label) > 40:
             raise InputError(f"{label[:40]!r}: not a label; expected at most 40 printable characters")
-        if label in found:
+        if label in paths:
             raise InputError(f"{text}: label {label!r} is given twice; expected different labels")
-        found[label] = value
-    return found
+        paths[label] = value
+    return paths

@@ -59,9 +59,9 @@ def show_trace(path: Path, flags: argparse.Namespace) -> int:
     metrics = trace.measure_run(run, gpus=gpus, slos=limits, study=study)
     if flags.by is not None:
         metrics = structs.replace(metrics, by_session=sessions.session_uses(run))
-    found = measured.Measured(run, metrics, study)
+    material = measured.Measured(run, metrics, study)
     if html is not None:
-        write_page(html, page.trace_page(found))
+        write_page(html, page.trace_page(material))
     if flags.files is not None:
         write_files(flags.files, run)
         print(printable(f"files: {flags.files}"), file=sys.stderr)

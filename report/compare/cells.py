@@ -92,8 +92,8 @@ def measure(waits: Waits, session_of_row: IntArray, weights: npt.NDArray[np.uint
         drawn_ms = replicates.quantiles_ms
         low, high = interval(replicates.survival)
         low_ms, high_ms = interval(drawn_ms)
-        places = np.searchsorted(share, LEVEL_SHARES - ROUNDING)
-        above = [effective_units(units[place + 1 :]) for place in places]
+        indexes = np.searchsorted(share, LEVEL_SHARES - ROUNDING)
+        above = [effective_units(units[index + 1 :]) for index in indexes]
         high_ms = np.where(np.array(above) < FEWEST_UNITS_ABOVE, np.inf, high_ms)
     curve = Curve(waits.time_ms[points], 1.0 - share[points], low, high)
     return Cell(waits, sessions, effective_n, values_ms, low_ms, high_ms, drawn_ms, curve)
@@ -107,7 +107,7 @@ def empty_cell(waits: Waits, members: int = 0) -> Cell:
 
 def describe(cell: Cell) -> Duration:
     n, censored = cell.size, cell.count(CENSORED)
-    found = {
+    by_level = {
         name: Quantile(
             value_ms=_number(cell.values_ms[at]),
             beyond_ms=cell.waits.last_ms if np.isinf(cell.values_ms[at]) else None,
@@ -126,7 +126,7 @@ def describe(cell: Cell) -> Duration:
         unobserved=round(cell.waits.unobserved / max(1, cell.members)),
         units=cell.sessions,
         effective_n=round(cell.effective_n, 1),
-        **found,
+        **by_level,
     )
 
 
@@ -144,7 +144,7 @@ def judge(
     n_truth, n_other = truth.size, other.size
     if min(n_truth, n_other) < MIN_CELL:
         return DurationError(n_truth=n_truth, n_other=n_other, judged=False)
-    found = {name: _quantile_error(truth, other, at) for at, name in enumerate(LEVELS)}
+    errors = {name: _quantile_error(truth, other, at) for at, name in enumerate(LEVELS)}
     apart = distance(truth.waits, other.waits)
     measured = DurationError(
         n_truth=n_truth,
@@ -155,8 +155,8 @@ def judge(
         sup=apart.sup,
     )
     beside = {
-        name: error and with_repeats(error, [getattr(one, name) for one in repeats], is_trace=not other.members)
-        for name, error in found.items()
+        name: error and with_repeats(error, [getattr(repeat, name) for repeat in repeats], is_trace=not other.members)
+        for name, error in errors.items()
     }
     measured = msgspec.structs.replace(measured, **beside, verdict=verdict(beside, limits) if other.members else None)
     return _with_requests(measured, *per_request) if per_request is not None else measured
@@ -252,20 +252,20 @@ def verdict(errors: Mapping[str, QuantileError | None], limits: Mapping[str, flo
 
     A band that is wider than a gate's limit tells nothing of what the gate asks, however close the middle.
     """
-    found = {level: error for level in JUDGED_LEVELS if (error := errors[level]) is not None}
-    if not found:
+    known = {level: error for level in JUDGED_LEVELS if (error := errors[level]) is not None}
+    if not known:
         return "not comparable"
-    outside = {level: error for level, error in found.items() if error.inside_band is False}
+    outside = {level: error for level, error in known.items() if error.inside_band is False}
     if outside:
         one_sided = [level for level, error in outside.items() if error.error is None]
         if one_sided:
             return f"off, {listed(one_sided)} on one side"
         return f"off by {share(max(gated_error(error) for error in outside.values()))}"
-    wide = {level: error.band for level, error in found.items() if (error.band or 0.0) > limits.get(level, np.inf)}
+    wide = {level: error.band for level, error in known.items() if (error.band or 0.0) > limits.get(level, np.inf)}
     if wide:
         level = max(wide, key=lambda name: wide[name] or 0.0)
         return f"{TOO_UNCERTAIN}, {band_text(wide[level])} at {level}"
-    undecided = [level for level, error in found.items() if error.inside_band is None]
+    undecided = [level for level, error in known.items() if error.inside_band is None]
     return WITHIN_BAND if not undecided else f"{WITHIN_BAND}, {listed(undecided)} undecided"
 
 
@@ -285,13 +285,13 @@ def with_repeats(error: QuantileError, again: Sequence[QuantileError | None], *,
     ``again``: error of each repeat against the truth. ``is_trace``: one measured run, which differs from the mean of
     its like as a capture does; an ensemble's middle is a number.
     """
-    repeats = [one.signed_error for one in again if one is not None and one.signed_error is not None]
+    repeats = [repeat.signed_error for repeat in again if repeat is not None and repeat.signed_error is not None]
     if error.signed_error is None or not repeats:
         return _with_equivalence(error, error.low, error.high)
     logs = [0.0, *map(log1p, repeats)]
     apart = log1p(error.signed_error) - mean(logs)
     half = t_quantile(len(logs) - 1) * stdev(logs) * sqrt(1.0 / len(logs) + is_trace)
-    found = msgspec.structs.replace(
+    result = msgspec.structs.replace(
         error,
         repeat_error=expm1(apart),
         repeat_low=expm1(apart - half),
@@ -299,7 +299,7 @@ def with_repeats(error: QuantileError, again: Sequence[QuantileError | None], *,
         captures=len(logs),
         repeat_spread=expm1(max(logs) - min(logs)),
     )
-    return _with_equivalence(found, found.repeat_low, found.repeat_high)
+    return _with_equivalence(result, result.repeat_low, result.repeat_high)
 
 
 def _with_equivalence(error: QuantileError, low: float | None, high: float | None) -> QuantileError:

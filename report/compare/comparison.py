@@ -154,11 +154,11 @@ def truths_of(runs: Mapping[str, Run]) -> dict[str, str]:
 
     That of a prediction is the first measured label that ran under its conditions, if there is one.
     """
-    first, *others = runs
+    first, *rest = runs
     measured = [label for label, run in runs.items() if run.meta.source != "sim"]
-    truths = {label: first for label in others if label in measured}
-    for label in (label for label in others if label not in measured):
-        alike = (one for one in measured if not other_conditions(runs[one].meta, runs[label].meta))
+    truths = {label: first for label in rest if label in measured}
+    for label in (label for label in rest if label not in measured):
+        alike = (name for name in measured if not other_conditions(runs[name].meta, runs[label].meta))
         truths[label] = next(alike, first)
     return truths
 
@@ -194,9 +194,9 @@ def _cut(
     units: dict[str, npt.NDArray[np.str_]] = {}
     number: dict[str, int] = {}
     for label in [*alone, *truths]:
-        run, own = runs[label], np.unique(sessions[label].astype(str), return_inverse=True)[1]
+        run, ids = runs[label], np.unique(sessions[label].astype(str), return_inverse=True)[1]
         wait_ms = np.where(np.isnan(run.ttft_ms), run.e2e_ms, run.ttft_ms)
-        units[label] = np.array([f"{label} {unit}" for unit in busy_units(run.arrival_ms, wait_ms, own)], dtype=object)
+        units[label] = np.array([f"{label} {unit}" for unit in busy_units(run.arrival_ms, wait_ms, ids)], dtype=object)
         if label in truths:
             units[label][joins[label].other_rows] = units[truths[label]][joins[label].truth_rows]
     numbered = {
@@ -207,7 +207,7 @@ def _cut(
         label: _Cut(
             cohort_rows(traits[label]),
             numbered[label],
-            [cohort_rows(replace(traits[label], concurrency=one.concurrency)) for one in members.get(label, ())],
+            [cohort_rows(replace(traits[label], concurrency=member.concurrency)) for member in members.get(label, ())],
         )
         for label in runs
     }
@@ -229,8 +229,8 @@ def _measure(
                     if runs_of_members is None
                     else measure_ensemble(
                         [
-                            sample(member, own.get(cohort, _NO_ROWS))
-                            for member, own in zip(runs_of_members, cuts[label].members, strict=True)
+                            sample(member, member_rows.get(cohort, _NO_ROWS))
+                            for member, member_rows in zip(runs_of_members, cuts[label].members, strict=True)
                         ],
                         sessions,
                         banded,
@@ -245,7 +245,7 @@ def _judge_all(material: _Material, question: Question) -> dict[str, Pair]:
     for label in sorted(question.truths, key=lambda name: name not in question.repeats):
         truth = question.truths[label]
         repeats = [] if label in question.repeats else [pairs[one] for one in question.repeats]
-        repeats = [one for one in repeats if one.truth == truth]
+        repeats = [pair for pair in repeats if pair.truth == truth]
         pairs[label] = _judge_pair(material, truth, label, repeats, question)
     return {label: pairs[label] for label in material.runs if label in pairs}
 
@@ -344,7 +344,7 @@ def judge_forecasts(
         schema=_VALIDATE_SCHEMA,
         forecasts={label: one.facts for label, one in predicted.items()},
     )
-    doubted = [f"{label}: {said}" for label, one in predicted.items() for said in doubts(one.facts)]
+    doubted = [f"{label}: {doubt}" for label, one in predicted.items() for doubt in doubts(one.facts)]
     result = msgspec.structs.replace(result, headline=[*result.headline, *doubted])
     kept = standard_gates(result) if standard else ()
     result = msgspec.structs.replace(result, gates=[*kept, *result.gates])

@@ -51,17 +51,17 @@ def counted_cohorts(cohorts: Mapping[str, PairCohort]) -> dict[str, PairCohort]:
 
 def coverage(cohorts: Mapping[str, PairCohort]) -> Coverage:
     """Count the truth's TTFT quantiles that lie inside the bands, over every counted cohort."""
-    found = [
+    inside_bands = [
         error.inside_band
         for cohort in counted_cohorts(cohorts).values()
         for level in JUDGED_LEVELS
         if (error := getattr(cohort.ttft, level)) is not None
     ]
-    inside = [held for held in found if held is not None]
+    inside = [held for held in inside_bands if held is not None]
     return Coverage(
         quantiles=len(inside),
         inside=sum(inside),
-        undecided=len(found) - len(inside),
+        undecided=len(inside_bands) - len(inside),
         share=sum(inside) / len(inside) if inside else None,
     )
 
@@ -70,7 +70,7 @@ GATE_LEVEL: Final = 0.98
 """Share of members that keep to the noise of a gate: a right model seldom fails one."""
 
 
-def with_members(found: Coverage, cells: Sequence[tuple[PairCohort, Cell, Cell]], fitted: int = 0) -> Coverage:
+def with_members(result: Coverage, cells: Sequence[tuple[PairCohort, Cell, Cell]], fitted: int = 0) -> Coverage:
     """Add what the members tell, each taken for the capture: the p of the capture, and the noise by level.
 
     ``cells``: counted cohorts with the truth's and the ensemble's cell. Of a right model, capture and members are
@@ -95,8 +95,8 @@ def with_members(found: Coverage, cells: Sequence[tuple[PairCohort, Cell, Cell]]
         if errors:
             noise[level] = quantile(np.sort(np.sort(errors, axis=0)[quantile_place(0.5, len(errors))]), GATE_LEVEL)
     if not columns:
-        return found
-    return msgspec.structs.replace(found, noise=noise, p_value=_exchangeable_p(np.stack(columns, axis=1)))
+        return result
+    return msgspec.structs.replace(result, noise=noise, p_value=_exchangeable_p(np.stack(columns, axis=1)))
 
 
 def _exchangeable_p(values: FloatArray) -> float:
@@ -164,8 +164,9 @@ def _draws(members: Sequence[Waits], session_of_row: IntArray, weights: npt.NDAr
     nowhere = np.empty(0, dtype=np.int64)
     for number, member in enumerate(members[: len(weights)]):
         if len(member):
-            own = weights[number :: len(members)]
-            drawn_ms[number :: len(members)] = resample(member, session_of_row, own, LEVEL_SHARES, nowhere).quantiles_ms
+            kept = weights[number :: len(members)]
+            replicates = resample(member, session_of_row, kept, LEVEL_SHARES, nowhere)
+            drawn_ms[number :: len(members)] = replicates.quantiles_ms
     return drawn_ms
 
 

@@ -54,22 +54,22 @@ class Gate:
 
 def parse_gate(text: str, labels: Sequence[str], judged: Sequence[str]) -> Gate:
     """Read one ``--gate``. ``judged``: those of ``labels`` that have a truth. Raises InputError."""
-    found = parse_threshold("--gate", text, metrics=("cached", *METRICS), labels=labels)
-    level = None if found.percentile is None else f"p{found.percentile:g}"
-    if level is not None and (level not in LEVELS or found.metric == "cached"):
-        raise InputError(f"--gate {text}: no quantile {level} of {found.metric}; expected one of {', '.join(LEVELS)}")
-    keys = _QUANTILE_KEYS if level else _CACHED_KEYS if found.metric == "cached" else _METRIC_KEYS
-    if found.key not in keys and (found.key is not None or level is None):
+    limit = parse_threshold("--gate", text, metrics=("cached", *METRICS), labels=labels)
+    level = None if limit.percentile is None else f"p{limit.percentile:g}"
+    if level is not None and (level not in LEVELS or limit.metric == "cached"):
+        raise InputError(f"--gate {text}: no quantile {level} of {limit.metric}; expected one of {', '.join(LEVELS)}")
+    keys = _QUANTILE_KEYS if level else _CACHED_KEYS if limit.metric == "cached" else _METRIC_KEYS
+    if limit.key not in keys and (limit.key is not None or level is None):
         raise InputError(
-            f"--gate {text}: no key {found.key!r} of {level or found.metric}; expected one of {', '.join(keys)}"
+            f"--gate {text}: no key {limit.key!r} of {level or limit.metric}; expected one of {', '.join(keys)}"
         )
-    in_ms = found.key is None or found.key.endswith("_ms")
-    if in_ms != (found.unit == "ms"):
+    in_ms = limit.key is None or limit.key.endswith("_ms")
+    if in_ms != (limit.unit == "ms"):
         raise InputError(f"--gate {text}: expected {'a limit in ms or s' if in_ms else 'a number or a percentage'}")
-    asked = labels if found.key is None else judged
-    if found.label is not None and found.label not in asked:
-        raise InputError(f"--gate {text}: {found.label} has no truth; expected one of {', '.join(asked)}")
-    return Gate(found, tuple(asked) if found.label is None else (found.label,))
+    asked = labels if limit.key is None else judged
+    if limit.label is not None and limit.label not in asked:
+        raise InputError(f"--gate {text}: {limit.label} has no truth; expected one of {', '.join(asked)}")
+    return Gate(limit, tuple(asked) if limit.label is None else (limit.label,))
 
 
 def check_gate(gate: Gate, traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> Iterator[GateResult]:
@@ -102,21 +102,21 @@ def check_gate(gate: Gate, traces: Mapping[str, Provenance], pairs: Mapping[str,
 _ERROR_KEYS: Final = ("error", "signed_error", "repeat_error")
 
 
-def _noise(asked: Threshold, found: Duration | DurationError | CachedAgreement) -> float | None:
+def _noise(asked: Threshold, cell: Duration | DurationError | CachedAgreement) -> float | None:
     """Return half the width of an error's interval, or of a forecast's band; None: none, or no error is limited."""
-    error = getattr(found, f"p{asked.percentile:g}") if asked.percentile is not None else None
+    error = getattr(cell, f"p{asked.percentile:g}") if asked.percentile is not None else None
     if not isinstance(error, QuantileError) or asked.key not in _ERROR_KEYS:
         return None
     low, high = (error.repeat_low, error.repeat_high) if asked.key == "repeat_error" else (error.low, error.high)
     interval = None if low is None or high is None else (high - low) / 2.0
-    return max((one for one in (error.band, interval) if one is not None), default=None)
+    return max((width for width in (error.band, interval) if width is not None), default=None)
 
 
-def _value(asked: Threshold, found: Duration | DurationError | CachedAgreement) -> float | bool | None:
+def _value(asked: Threshold, cell: Duration | DurationError | CachedAgreement) -> float | bool | None:
     """Look up the figure that a threshold limits; None: not judged."""
-    if isinstance(found, Duration) and found.n < MIN_CELL:
+    if isinstance(cell, Duration) and cell.n < MIN_CELL:
         return None
-    holder = found if asked.percentile is None else getattr(found, f"p{asked.percentile:g}")
+    holder = cell if asked.percentile is None else getattr(cell, f"p{asked.percentile:g}")
     if isinstance(holder, Quantile):
         return holder.value_ms
     value = getattr(holder, asked.key or "", None)
@@ -178,23 +178,23 @@ def _quantiles(label: str, pair: Pair, forecast: Forecast) -> Iterator[GateResul
             continue
         noise = pair.coverage.noise.get(level, 0.0) if pair.coverage is not None else 0.0
         worst = max(errors, key=errors.__getitem__)
-        said = f"{len(errors)} cohorts, worst {worst} {share(errors[worst])}" if len(errors) > 1 else worst
-        said += f", noise {share(noise)}" if noise > limit else ""
-        said += ", in saturation" if forecast.saturated else ""
+        reason = f"{len(errors)} cohorts, worst {worst} {share(errors[worst])}" if len(errors) > 1 else worst
+        reason += f", noise {share(noise)}" if noise > limit else ""
+        reason += ", in saturation" if forecast.saturated else ""
         uncertain = is_uncertain(middle, limit, noise)
-        yield _held(name, expression, middle, middle <= limit and not uncertain, said, uncertain=uncertain)
+        yield _held(name, expression, middle, middle <= limit and not uncertain, reason, uncertain=uncertain)
 
 
 def _coverage(label: str, pair: Pair, forecast: Forecast) -> GateResult:
     expression = f"{label}: bands hold the capture, p >= {share(MIN_P)}"
-    name, found = _named(label, "bands"), pair.coverage
-    if found is None or found.p_value is None:
+    name, coverage = _named(label, "bands"), pair.coverage
+    if coverage is None or coverage.p_value is None:
         return _refused(name, expression, "not judged: no cohort has enough requests")
     if (forecast.members + 1) * MIN_P < 1.0:
         reason = f"not asked: {forecast.members} members cannot tell; {round(1.0 / MIN_P) - 1} are needed"
         return GateResult(name=name, expression=expression, value=None, passed=True, reason=reason)
-    said = f"{found.inside} of {found.quantiles} quantiles inside"
-    return _held(name, expression, found.p_value, found.p_value >= MIN_P, said)
+    inside = f"{coverage.inside} of {coverage.quantiles} quantiles inside"
+    return _held(name, expression, coverage.p_value, coverage.p_value >= MIN_P, inside)
 
 
 def _held(name: str, expression: str, value: float, passed: bool, of: str, *, uncertain: bool = False) -> GateResult:
@@ -209,9 +209,9 @@ def _refused(name: str, expression: str, reason: str) -> GateResult:
 def failures(gates: Sequence[GateResult], state: str = "FAILED") -> list[str]:
     """Return the gates of a state in short, with their values."""
     return [
-        one.name if isinstance(one.value, bool) or one.name == one.expression else f"{one.name} ({share(one.value)})"
-        for one in gates
-        if one.state == state
+        g.name if isinstance(g.value, bool) or g.name == g.expression else f"{g.name} ({share(g.value)})"
+        for g in gates
+        if g.state == state
     ]
 
 
@@ -228,16 +228,16 @@ ENOUGH_CAPTURES: Final = 3
 
 def advice(result: Comparison) -> list[str]:
     """Return the next steps, the likeliest cause first; empty where all gates passed."""
-    found: list[str] = []
+    steps: list[str] = []
     for label, forecast in result.forecasts.items():
         mark = f"{label}:"
         gates = [gate for gate in result.gates if gate.expression.startswith(mark)]
         failed = [gate for gate in gates if gate.state == "FAILED"]
         if failed:
-            found += _of_forecast(result, label, forecast, failed)
+            steps += _of_forecast(result, label, forecast, failed)
         elif any(gate.uncertain for gate in gates):
-            found += _of_noise(result, forecast)
-    return list(dict.fromkeys(found))
+            steps += _of_noise(result, forecast)
+    return list(dict.fromkeys(steps))
 
 
 def _of_forecast(result: Comparison, label: str, forecast: Forecast, failed: Sequence[GateResult]) -> Iterator[str]:
@@ -266,7 +266,7 @@ def _of_noise(result: Comparison, forecast: Forecast) -> Iterator[str]:
 
 
 def _calibrations(result: Comparison) -> str:
-    fitted = max(one.fitted_captures for one in result.forecasts.values())
+    fitted = max(forecast.fitted_captures for forecast in result.forecasts.values())
     more = f"{ENOUGH_CAPTURES} calibrations and more" if fitted < ENOUGH_CAPTURES else "longer calibrations, or more"
     first = next(iter(result.traces.values()))
     return f"{more}, captured before, between and after the loads (loadgen --pattern calibration --for {first.file})"
@@ -274,7 +274,7 @@ def _calibrations(result: Comparison) -> str:
 
 def _of_latency(result: Comparison, label: str, forecast: Forecast, missed: Sequence[str]) -> Iterator[str]:
     pair = result.pairs[label]
-    repeats = [one for name in result.repeats if (one := result.pairs[name]).truth == pair.truth]
+    repeats = [repeat for name in result.repeats if (repeat := result.pairs[name]).truth == pair.truth]
     if forecast.other_settings:
         yield f"the engine is not the fitted one: {listed(forecast.other_settings)}; fit captures of this engine"
     if forecast.beyond_fit:

@@ -56,24 +56,24 @@ def _sentence(label: str, traces: Mapping[str, Provenance], pair: Pair, min_cell
     if not ttft.judged:
         n = min(ttft.n_truth, ttft.n_other)
         return f"{named}: {n} requests with a TTFT; not judged under {min_cell}."
-    found = {level: one for level in _NAMED if (one := getattr(ttft, level)) is not None}
-    level = next((level for level, one in found.items() if one.signed_error is not None), None)
+    errors = {level: error for level in _NAMED if (error := getattr(ttft, level)) is not None}
+    level = next((level for level, error in errors.items() if error.signed_error is not None), None)
     if level is None:
         return f"{named}: TTFT of {_WAITING[name]} is not comparable by quantiles{_agreement(pair)}."
-    told, place = found.pop(level), "at the median" if level == "p50" else f"at {level}"
-    doubt = _doubt(told, [traces[one].cohorts[name].ttft for one in (pair.truth, label)], draws)
+    error, where = errors.pop(level), "at the median" if level == "p50" else f"at {level}"
+    doubt = _doubt(error, [traces[side].cohorts[name].ttft for side in (pair.truth, label)], draws)
     if pair.kind == "contrast":
-        return f"{named}: {listed(pair.conditions)}, {_WAITING[name]} wait {_effect(told)} {place} ({doubt})."
-    error = f"TTFT of {_WAITING[name]} is {_error(told, traces[label])} {place} ({doubt})"
-    rest = f"; verdict on p50, p90 and p99: {ttft.verdict}" if ttft.verdict is not None else _tails(found)
-    return f"{named}: {error}{_beside_repeats(told)}{rest}{_agreement(pair)}."
+        return f"{named}: {listed(pair.conditions)}, {_WAITING[name]} wait {_effect(error)} {where} ({doubt})."
+    text = f"TTFT of {_WAITING[name]} is {_error(error, traces[label])} {where} ({doubt})"
+    rest = f"; verdict on p50, p90 and p99: {ttft.verdict}" if ttft.verdict is not None else _tails(errors)
+    return f"{named}: {text}{_beside_repeats(error)}{rest}{_agreement(pair)}."
 
 
 _WAITING: Final = {ALL: "all requests", FIRST_TURN: "first turns", LATER_TURNS: "turns 2+"}
 
 
-def _error(told: QuantileError, other: Provenance) -> str:
-    signed = told.signed_error or 0.0
+def _error(error: QuantileError, other: Provenance) -> str:
+    signed = error.signed_error or 0.0
     if round(signed, 3) == 0.0:
         return "the same"
     predicted = other.source == "sim"
@@ -81,21 +81,21 @@ def _error(told: QuantileError, other: Provenance) -> str:
     return f"{share(abs(signed))} {way}"
 
 
-def _effect(told: QuantileError) -> str:
+def _effect(error: QuantileError) -> str:
     """Return the change of a wait for the first token; from a factor of two on the factor."""
-    signed = told.signed_error or 0.0
+    signed = error.signed_error or 0.0
     if signed >= 1.0:
         return f"{factor(1.0 + signed)} times as long for the first token"
     return f"{share(abs(signed))} {'longer' if signed >= 0 else 'less'} for the first token"
 
 
-def _doubt(told: QuantileError, sides: Sequence[Duration], draws: int) -> str:
+def _doubt(error: QuantileError, sides: Sequence[Duration], draws: int) -> str:
     """Return the interval of a difference, or the reason for none."""
-    if told.low is not None and told.high is not None:
-        if told.low >= 1.0 and told.signed_error is not None and told.signed_error >= 1.0:
-            ends = f"{factor(1.0 + told.low)} to {factor(1.0 + told.high)}"
+    if error.low is not None and error.high is not None:
+        if error.low >= 1.0 and error.signed_error is not None and error.signed_error >= 1.0:
+            ends = f"{factor(1.0 + error.low)} to {factor(1.0 + error.high)}"
         else:
-            ends = f"{signed_percent(told.low)} to {signed_percent(told.high)}"
+            ends = f"{signed_percent(error.low)} to {signed_percent(error.high)}"
         return f"{CONFIDENCE:.0%} interval {ends}".replace("%", " %", 1)
     if not draws:
         return "no interval: --bootstrap 0"
@@ -103,16 +103,16 @@ def _doubt(told: QuantileError, sides: Sequence[Duration], draws: int) -> str:
     return f"no interval: too few independent {'sessions' if few else 'waits above it'}"
 
 
-def _beside_repeats(told: QuantileError) -> str:
-    if told.repeat_spread is None or told.signed_error is None:
+def _beside_repeats(error: QuantileError) -> str:
+    if error.repeat_spread is None or error.signed_error is None:
         return ""
-    than = "less" if abs(told.signed_error) <= told.repeat_spread else "more"
-    return f", {than} than {told.captures} captures of this load differ ({share(told.repeat_spread)})"
+    than = "less" if abs(error.signed_error) <= error.repeat_spread else "more"
+    return f", {than} than {error.captures} captures of this load differ ({share(error.repeat_spread)})"
 
 
-def _tails(found: Mapping[str, QuantileError]) -> str:
-    errors = {level: one.error for level, one in found.items() if one.error is not None}
-    one_sided = [level for level, one in found.items() if one.reached == "one"]
+def _tails(quantiles: Mapping[str, QuantileError]) -> str:
+    errors = {level: error.error for level, error in quantiles.items() if error.error is not None}
+    one_sided = [level for level, error in quantiles.items() if error.reached == "one"]
     within = f"; within {share(max(errors.values()))} at {listed(list(errors))}" if errors else ""
     return within + (f"; {listed(one_sided)} on one side alone" if one_sided else "")
 
@@ -154,8 +154,8 @@ def _of_run(run: Run) -> list[str]:
     twice = len(run) - len(set(run.request_ids))
     if twice:
         notes.append(f"{run.label}: {twice:,} records repeat a request_id; only the first of each is joined.")
-    if whole := len(run) - int(run.streamed.sum()):
-        notes.append(f"{run.label}: {whole:,} of {len(run):,} responses came whole: no TTFT, no ITL.")
+    if unstreamed := len(run) - int(run.streamed.sum()):
+        notes.append(f"{run.label}: {unstreamed:,} of {len(run):,} responses came whole: no TTFT, no ITL.")
     if run.meta.source == "sim" and "validation" in run.meta.extra:
         notes.append(f"{run.label}: {run.meta.extra['validation']}.")
     lag = check_lag(measure_client(run))
@@ -189,8 +189,8 @@ def _units(trace: Provenance) -> int:
 
 
 def _without_folder(warning: str, file: str) -> str:
-    before, found, after = warning.partition(file)
-    return f"{file}{after}" if found and " " not in before else warning
+    before, separator, after = warning.partition(file)
+    return f"{file}{after}" if separator and " " not in before else warning
 
 
 def order_notes(*groups: Sequence[str]) -> list[str]:

@@ -63,18 +63,18 @@ _SAME_CACHE: Final = 0.01
 def other_conditions(truth: Meta, other: Meta) -> list[str]:
     """Say how prompts, pace, cache and scheduler of ``other`` differ; a setting that a side does not tell agrees."""
     (was_cold, pace), (cold, other_pace) = _workload(truth), _workload(other)
-    found = []
+    conditions = []
     if cold != was_cold:
-        found.append("with prompts that share nothing" if cold else "with prompts that share prefixes")
+        conditions.append("with prompts that share nothing" if cold else "with prompts that share prefixes")
     if _caches(other) != _caches(truth):
-        found.append("with the prefix cache" if _caches(other) else "without the prefix cache")
+        conditions.append("with the prefix cache" if _caches(other) else "without the prefix cache")
     if other_pace != pace:
-        found.append(f"at {factor(other_pace / pace)} times the pace")
-    blocks, others = _setting(truth, "num_gpu_blocks"), _setting(other, "num_gpu_blocks")
-    if blocks is not None and others is not None and abs(others - blocks) > _SAME_CACHE * blocks:
-        found.append(f"with {others:,} KV blocks instead of {blocks:,}")
+        conditions.append(f"at {factor(other_pace / pace)} times the pace")
+    blocks, other_blocks = _setting(truth, "num_gpu_blocks"), _setting(other, "num_gpu_blocks")
+    if blocks is not None and other_blocks is not None and abs(other_blocks - blocks) > _SAME_CACHE * blocks:
+        conditions.append(f"with {other_blocks:,} KV blocks instead of {blocks:,}")
     pairs = {name: (_setting(truth, name), _setting(other, name)) for name in _SETTINGS}
-    return found + [
+    return conditions + [
         f"with {name} {o} instead of {t}"
         for name, (t, o) in pairs.items()
         if t is not None and o is not None and t != o
@@ -91,11 +91,11 @@ def _caches(meta: Meta) -> bool:
 
 
 def _setting(meta: Meta, name: str) -> Any:
-    told = getattr(meta.engine, name, None)
-    if told is None and meta.engine is not None:
-        told = meta.engine.extra.get(name)
+    value = getattr(meta.engine, name, None)
+    if value is None and meta.engine is not None:
+        value = meta.engine.extra.get(name)
     settings = meta.extra.get("settings")
-    return settings.get(name) if told is None and isinstance(settings, dict) else told
+    return settings.get(name) if value is None and isinstance(settings, dict) else value
 
 
 def refuse_fitted_on_compared(runs: Sequence[Run]) -> list[str]:

@@ -112,7 +112,7 @@ def _cached_panels(compared: Compared) -> Iterator[Panel]:
     for label, pair in compared.result.pairs.items():
         cached = pair.cohorts[ALL].cached
         shares = (cached.exact_share, cached.token_error, cached.other_hit_ratio, cached.truth_hit_ratio)
-        texts = [share(one) for one in shares] if cached.judged else ["not judged", "", "", ""]
+        texts = [share(value) for value in shares] if cached.judged else ["not judged", "", "", ""]
         n = Cell(f"{cached.n:,}", f"of {cached.joined:,}" if cached.joined > cached.n else "")
         rows.append([_named(label, pair), n, *texts])
     title = "Cached tokens, request by request"
@@ -219,7 +219,7 @@ def _repeat_panel(result: Comparison, label: str, pair: Pair) -> Panel | None:
         name: [getattr(cohort.ttft, level) for level in JUDGED_LEVELS]
         for name, cohort in counted_cohorts(pair.cohorts).items()
     }
-    captures = max((one.captures for row in cells.values() for one in row if one is not None), default=1)
+    captures = max((error.captures for row in cells.values() for error in row if error is not None), default=1)
     if captures < 2:
         return None
     rows = [[name, *map(repeat_text, row)] for name, row in cells.items()]
@@ -274,8 +274,8 @@ def comparison_cards(result: Comparison) -> list[Card]:
     kind = "Effect on" if pair.kind == "contrast" else "Error of"
     for level in JUDGED_LEVELS:
         error = getattr(pair.cohorts[name].ttft, level)
-        sides = [(one, getattr(result.traces[one].cohorts[name].ttft, level)) for one in (label, pair.truth)]
-        texts = [", ".join(f"{one} {quantile_text(value)} ms" for one, value in sides)]
+        sides = [(side, getattr(result.traces[side].cohorts[name].ttft, level)) for side in (label, pair.truth)]
+        texts = [", ".join(f"{side} {quantile_text(value)} ms" for side, value in sides)]
         if interval := error_interval_text(error):
             texts.append(f"{result.confidence:.0%} interval {interval}".replace("%", " %", 1))
         if error is not None and error.repeat_spread is not None:
@@ -285,31 +285,31 @@ def comparison_cards(result: Comparison) -> list[Card]:
     return cards
 
 
-def quantile_text(found: Quantile) -> str:
+def quantile_text(quantile: Quantile) -> str:
     """Return the value, or ``> x`` past the end of what was seen, or a dash."""
-    if found.value_ms is not None:
-        return duration_ms(found.value_ms) + ("*" if found.thin else "")
-    return f"> {duration_ms(found.beyond_ms)}" if found.beyond_ms is not None else NOTHING
+    if quantile.value_ms is not None:
+        return duration_ms(quantile.value_ms) + ("*" if quantile.thin else "")
+    return f"> {duration_ms(quantile.beyond_ms)}" if quantile.beyond_ms is not None else NOTHING
 
 
-def interval_text(found: Quantile) -> str:
+def interval_text(quantile: Quantile) -> str:
     """Return the interval in ms, open above where it is; empty if there is none."""
-    if found.low_ms is None:
+    if quantile.low_ms is None:
         return ""
-    high = duration_ms(found.high_ms) if found.high_ms is not None else "∞"
-    return f"{duration_ms(found.low_ms)}–{high}"
+    high = duration_ms(quantile.high_ms) if quantile.high_ms is not None else "∞"
+    return f"{duration_ms(quantile.low_ms)}–{high}"
 
 
-def quantile_error(found: QuantileError | None) -> str:
+def quantile_error(error: QuantileError | None) -> str:
     """Return the signed error, or which sides reach the quantile."""
-    return NOTHING if found is None else error_text(found)
+    return NOTHING if error is None else error_text(error)
 
 
-def error_interval_text(found: QuantileError | None) -> str:
+def error_interval_text(error: QuantileError | None) -> str:
     """Return the interval of the signed error; its ends carry signs, so ``…`` separates them."""
-    if found is None or found.low is None:
+    if error is None or error.low is None:
         return ""
-    return f"{signed_percent(found.low)} … {signed_percent(found.high) if found.high is not None else '∞'}"
+    return f"{signed_percent(error.low)} … {signed_percent(error.high) if error.high is not None else '∞'}"
 
 
 def repeat_text(error: QuantileError | None) -> str:

@@ -85,5 +85,5 @@ def hit_ratio(prompt_tokens: IntArray, cached_tokens: IntArray) -> float | None:
     return _ratio(float(cached_tokens[known].sum()), float(prompt_tokens[known].sum()))
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return float(part / whole) if whole else None
+def _ratio(part: float, total: float) -> float | None:
+    return float(part / total) if total else None

@@ -72,7 +72,7 @@ def read_grid(folders: Sequence[Path], slos: Sequence[Threshold], gpus: int | No
             notes += [f"{entry.run}: {warning}" for warning in run.warnings]
     if not runs:
         raise InputError(
-            f"{folders[0] / INDEX}: no run is done; expected at least one" + "".join(f"; {one}" for one in notes)
+            f"{folders[0] / INDEX}: no run is done; expected at least one" + "".join(f"; {note}" for note in notes)
         )
     return make_grid(", ".join(map(str, folders)), runs, [*notes, *_mixed(runs)])
 
@@ -104,9 +104,9 @@ def make_grid(source: str, runs: Sequence[SweptRun], notes: Sequence[str]) -> Gr
     order = {label: number for number, label in enumerate(dict.fromkeys(run.label for run in runs))}
     workloads = list(firsts)
     points = [
-        _point(label, load, kind, some, repeats.get((firsts[some[0].workload], load), []))
-        for (label, load), some in sorted(
-            repeats.items(), key=lambda one: (workloads.index(one[1][0].workload), order[one[0][0]], one[0][1])
+        _point(label, load, kind, group, repeats.get((firsts[group[0].workload], load), []))
+        for (label, load), group in sorted(
+            repeats.items(), key=lambda item: (workloads.index(item[1][0].workload), order[item[0][0]], item[0][1])
         )
     ]
     points = _marked(points)
@@ -128,8 +128,8 @@ def make_grid(source: str, runs: Sequence[SweptRun], notes: Sequence[str]) -> Gr
 
 def _load(run: SweptRun, kind: str) -> float:
     if kind == "in flight":
-        found = run.metrics.workload.concurrency
-        return round(found.mean, 1) if found is not None else 0.0
+        concurrency = run.metrics.workload.concurrency
+        return round(concurrency.mean, 1) if concurrency is not None else 0.0
     return float((run.parallel if kind == "concurrency" else run.rate) or 0.0)
 
 
@@ -175,7 +175,7 @@ def _point(label: str, load: float, kind: str, runs: Sequence[SweptRun], base: S
 
 def _known(values: Sequence[Mapping[str, float | None]], name: str) -> list[float]:
     """Return a measure of every run; none if a run does not report it."""
-    known = [value for one in values if (value := one[name]) is not None]
+    known = [value for measures in values if (value := measures[name]) is not None]
     return known if len(known) == len(values) else []
 
 
@@ -188,32 +188,32 @@ def _range(values: Sequence[float]) -> Span:
     )
 
 
-def ratio_of(ours: Sequence[float], others: Sequence[float]) -> Span | None:
+def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> Span | None:
     """Return the ratio of the medians with the t interval of that of the geometric means, repeat by repeat.
 
     No interval with one repeat on a side. None: a value is missing or zero.
     """
-    if not ours or not others or min(*ours, *others) <= 0.0:
+    if not ours or not theirs or min(*ours, *theirs) <= 0.0:
         return None
-    value = quantile(sorted(ours), 0.5) / quantile(sorted(others), 0.5)
-    if min(len(ours), len(others)) < 2:
+    value = quantile(sorted(ours), 0.5) / quantile(sorted(theirs), 0.5)
+    if min(len(ours), len(theirs)) < 2:
         return Span(middle=value)
-    apart = [log(one / other) for one, other in zip(ours, others, strict=False)]
+    apart = [log(our / their) for our, their in zip(ours, theirs, strict=False)]
     reach = t_quantile(len(apart) - 1) * stdev(apart) / sqrt(len(apart))
     return Span(middle=value, low=exp(mean(apart) - reach), high=exp(mean(apart) + reach))
 
 
 def _marked(points: Sequence[Point]) -> list[Point]:
     """Mark the Pareto set of each workload."""
-    found: dict[str, list[tuple[int, float, float]]] = {}
+    by_workload: dict[str, list[tuple[int, float, float]]] = {}
     for index, point in enumerate(points):
         x, y = point.middle(THROUGHPUT), point.middle(LATENCY)
         if x is not None and y is not None:
-            found.setdefault(workload_of(point), []).append((index, x, -y))
+            by_workload.setdefault(workload_of(point), []).append((index, x, -y))
     kept = {
         index
-        for some in found.values()
-        for (index, *_), is_kept in zip(some, pareto_set([(x, y) for _, x, y in some]), strict=True)
+        for group in by_workload.values()
+        for (index, *_), is_kept in zip(group, pareto_set([(x, y) for _, x, y in group]), strict=True)
         if is_kept
     }
     return [
@@ -233,7 +233,7 @@ def _sentences(lines: Mapping[str, Sequence[Point]], firsts: Mapping[str, str], 
             yield _beside(compared[-1], lines[first], first, kind)
         elif label != first:
             yield f"{label} and {first} share no load: they are not compared"
-        elif all(other == label or workload_of(some[0]) != workload_of(points[0]) for other, some in lines.items()):
+        elif all(other == label or workload_of(group[0]) != workload_of(points[0]) for other, group in lines.items()):
             best = max(points, key=lambda point: point.middle(THROUGHPUT) or 0.0)
             tokens = best.middle(THROUGHPUT)
             text = (
@@ -244,14 +244,14 @@ def _sentences(lines: Mapping[str, Sequence[Point]], firsts: Mapping[str, str], 
             yield f"{label} {text}, at {LOADS[kind].format(best.settings[kind])}"
 
 
-def _beside(point: Point, others: Sequence[Point], first: str, kind: str) -> str:
+def _beside(point: Point, reference: Sequence[Point], first: str, kind: str) -> str:
     """Compare with the first label at the largest load of both."""
-    other = next(one for one in others if one.settings[kind] == point.settings[kind])
+    other = next(candidate for candidate in reference if candidate.settings[kind] == point.settings[kind])
     workload, _, label = str(point.settings["label"]).rpartition("/")
     base, at = first.rpartition("/")[2], LOADS[kind].format(point.settings[kind])
     tokens, wait = (point.measures[name].ratio if name in point.measures else None for name in (THROUGHPUT, LATENCY))
     gives = "" if tokens is None else f"{label} gives {_times(tokens)} {base}'s output tokens per second, and "
-    waits = " against ".join(duration(one.middle(LATENCY) or 0.0) for one in (point, other))
+    waits = " against ".join(duration(side.middle(LATENCY) or 0.0) for side in (point, other))
     where = f"{workload}, at {at}, " if workload else f"At {at} "
     return f"{where}{gives}its TTFT p90 is {_times(wait)} {base}'s: {waits}"
 

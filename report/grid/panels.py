@@ -34,7 +34,7 @@ def grid_page(grid: Grid, tool: str, defined: str) -> Page:
     chosen = next((point for point in grid.points if "chosen" in point.marks), None)
     labels = dict.fromkeys(str(point.settings["label"]) for point in grid.points if "label" in point.settings)
     shown = [point for point in grid.points if point.marks or len(grid.points) <= MOST_ROWS]
-    facts = [f"{point.name or 'today'}: {one}" for point in shown for one in (*point.warnings, *point.assumptions)]
+    facts = [f"{point.name or 'today'}: {fact}" for point in shown for fact in (*point.warnings, *point.assumptions)]
     table = point_table(shown, grid.columns, grid.axes)
     panels = [*([_frontier_panel(grid)] if len(grid.axes) > 1 else []), *_slice_panels(grid, chosen)]
     panels.append(Panel(chapter="Points", title="Points", tables=[table], lines=list(dict.fromkeys(facts))))
@@ -51,13 +51,13 @@ def grid_page(grid: Grid, tool: str, defined: str) -> Page:
     )
 
 
-def point_table(some: Sequence[Point], columns: Sequence[str], axes: Sequence[str], caption: str = "") -> Table:
+def point_table(selected: Sequence[Point], columns: Sequence[str], axes: Sequence[str], caption: str = "") -> Table:
     """Return a row a point: settings, marks, SLOs, values with their effects below. Empty columns are left out."""
-    shown = [name for name in columns if any(point.measures.get(name) is not None for point in some)]
-    judged = any(point.meets is not None for point in some)
-    marked = any(point.marks for point in some)
+    shown = [name for name in columns if any(point.measures.get(name) is not None for point in selected)]
+    judged = any(point.meets is not None for point in selected)
+    marked = any(point.marks for point in selected)
     rows = []
-    for point in some:
+    for point in selected:
         first = [setting_text(point.settings.get(name)) for name in axes] or [point.name]
         first += [" ".join(point.marks) or NOTHING] if marked else []
         first += [NOTHING if point.meets is None else "met" if point.meets else "missed"] if judged else []
@@ -75,8 +75,8 @@ def _frontier_panel(grid: Grid) -> Panel:
         along, up = ([_middle(point, name) for point in pareto] for name in (grid.throughput, grid.latency))
         data.append(line(along, up, -1, width=1.6, name="Pareto set", showlegend=not number, hoverinfo="skip"))
     for slot, label in enumerate(dict.fromkeys(point.settings.get("label") for point in grid.points)):
-        some = [point for point in grid.points if point.settings.get("label") == label]
-        data += _dots(grid, some, "circle", slot, str(label or "points"))
+        labelled = [point for point in grid.points if point.settings.get("label") == label]
+        data += _dots(grid, labelled, "circle", slot, str(label or "points"))
     for mark, (symbol, slot) in _LOOKS.items():
         data += _dots(grid, [point for point in grid.points if mark in point.marks], symbol, slot, mark)
     title = "Throughput and latency"
@@ -89,8 +89,8 @@ def _frontier_panel(grid: Grid) -> Panel:
     )
 
 
-def _dots(grid: Grid, some: Sequence[Point], symbol: str, slot: int, name: str) -> list[Trace]:
-    known = [point for point in some if point.middle(grid.latency) and point.middle(grid.throughput)]
+def _dots(grid: Grid, selected: Sequence[Point], symbol: str, slot: int, name: str) -> list[Trace]:
+    known = [point for point in selected if point.middle(grid.latency) and point.middle(grid.throughput)]
     if not known:
         return []
     x, y = ([_middle(point, measure) for point in known] for measure in (grid.throughput, grid.latency))
@@ -122,32 +122,32 @@ def _slice_panels(grid: Grid, chosen: Point | None) -> Iterator[Panel]:
         fixed = set(grid.axes) - {name, "label"}
         lines: dict[str, list[Point]] = {}
         for point in grid.points:
-            if all(point.settings[one] == center.settings[one] for one in fixed):
+            if all(point.settings[axis_name] == center.settings[axis_name] for axis_name in fixed):
                 lines.setdefault(str(point.settings.get("label", "")), []).append(point)
         for measure in dict.fromkeys((grid.latency, grid.throughput if labelled else "hit_rate")):
-            known = {label: [one for one in some if one.middle(measure) is not None] for label, some in lines.items()}
+            known = {label: [p for p in series if p.middle(measure) is not None] for label, series in lines.items()}
             if max(map(len, known.values())) > 1 or labelled:
-                place = "".join(letter if letter.isalnum() else "-" for letter in f"{name}-{measure}")
+                panel_id = "".join(letter if letter.isalnum() else "-" for letter in f"{name}-{measure}")
                 title = f"{title_of(measure)} by {name}"
                 drawn = _slice(measure, name, known, grid.limit if measure == grid.latency else None)
-                yield Panel(title=title, id=place, figure=drawn, caption=f"{title}; bars: intervals.", half=True)
+                yield Panel(title=title, id=panel_id, figure=drawn, caption=f"{title}; bars: intervals.", half=True)
 
 
 def _slice(measure: str, name: str, lines: Mapping[str, Sequence[Point]], limit: float | None) -> Figure:
     """Draw a measure by an axis; words and yes or no are in the grid's order. ``limit``: a line across."""
-    every = [point.settings.get(name) for some in lines.values() for point in some]
+    every = [point.settings.get(name) for series in lines.values() for point in series]
     numbers = [float(value) for value in every if isinstance(value, int | float) and not isinstance(value, bool)]
     numeric = len(numbers) == len(every)
     data: list[Trace] = []
-    for slot, (label, some) in enumerate(lines.items()):
-        pairs = [(_coordinate(point.settings.get(name), numeric=numeric), point) for point in some]
+    for slot, (label, series) in enumerate(lines.items()):
+        pairs = [(_coordinate(point.settings.get(name), numeric=numeric), point) for point in series]
         pairs = sorted(pairs, key=lambda pair: pair[0]) if numeric else pairs
         data += _slice_line(measure, label, pairs, slot, joined=numeric)
     if limit is not None and numeric:
         across = [min(numbers), max(numbers)]
         data.append(line(across, [limit] * 2, -1, width=1.4, showlegend=False, hoverinfo="skip"))
     log = numeric and 0 < _LOG_FROM * min(numbers) < max(numbers)
-    values = [value for some in lines.values() for point in some if (value := point.middle(measure))]
+    values = [value for series in lines.values() for point in series if (value := point.middle(measure))]
     steep = measure != "hit_rate" and max(values, default=0.0) > STEEP * min(values, default=1.0)
     look = {"type": "log"} if steep else {"tickformat": ".0%"} if measure == "hit_rate" else {"rangemode": "tozero"}
     scale = "log" if log else "linear" if numeric else "category"
@@ -161,13 +161,13 @@ def _coordinate(value: Setting, *, numeric: bool) -> Any:
 def _slice_line(
     measure: str, label: str, pairs: Sequence[tuple[Any, Point]], slot: int, *, joined: bool
 ) -> Iterator[Trace]:
-    x, some = [value for value, _ in pairs], [point for _, point in pairs]
-    y = [_middle(point, measure) for point in some]
+    x, drawn = [value for value, _ in pairs], [point for _, point in pairs]
+    y = [_middle(point, measure) for point in drawn]
     if joined:
         yield line(x, y, slot, dash=DASHED, showlegend=False, hoverinfo="skip")
-    texts = [f"{plain(label)} {value_text(point, measure)}" for point in some]
+    texts = [f"{plain(label)} {value_text(point, measure)}" for point in drawn]
     hover = "%{x}: %{customdata}<extra></extra>"
-    symbols = ["x" if point.meets is False else "circle" for point in some]
+    symbols = ["x" if point.meets is False else "circle" for point in drawn]
     look = {"size": 8, "symbol": symbols}
-    bars = _bars([point.measures[measure].value for point in some])
+    bars = _bars([point.measures[measure].value for point in drawn])
     yield points(x, y, slot, look, showlegend=False, customdata=texts, error_y=bars, hovertemplate=hover)

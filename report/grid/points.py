@@ -51,8 +51,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """Of its tiers, workers and GPUs: nothing here could confirm them."""
 
     def middle(self, measure: str) -> float | None:
-        found = self.measures.get(measure)
-        return None if found is None else found.value.middle
+        value = self.measures.get(measure)
+        return None if value is None else value.value.middle
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,8 +126,8 @@ def span_text(span: Span, reading: Callable[[float], str]) -> str:
 
 
 def value_text(point: Point, measure: str) -> str:
-    found = point.measures.get(measure)
-    return wording.NOTHING if found is None else span_text(found.value, reading_of(measure))
+    value = point.measures.get(measure)
+    return wording.NOTHING if value is None else span_text(value.value, reading_of(measure))
 
 
 TELLING_FACTOR: Final = 2.0
@@ -165,11 +165,11 @@ XY = tuple[float, float]
 
 def pareto_set(points: Sequence[XY]) -> list[bool]:
     """Return for each point if no other is at least as large in both coordinates and larger in one."""
-    found = [False] * len(points)
+    efficient = [False] * len(points)
     highest = float("-inf")
     last: XY | None = None
     for index in sorted(range(len(points)), key=lambda index: points[index], reverse=True):
         if points[index][1] > highest or points[index] == last:
-            found[index] = True
+            efficient[index] = True
             highest, last = points[index][1], points[index]
-    return found
+    return efficient

@@ -92,7 +92,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
     """Return ticks from the last one at or below ``low`` to the first one at or above ``high``."""
     step = 10.0 ** np.floor(np.log10(max(high - low, 0.01 * high) / 4))
     step *= next(digit for digit in (1, 2, 5, 10) if digit * step * 6 >= high - low)
-    even = [float(f"{place * step:.12g}") for place in range(int(low // step), int(-(-high // step)) + 1)]
+    even = [float(f"{index * step:.12g}") for index in range(int(low // step), int(-(-high // step)) + 1)]
     if high < 10 * low and even[0] > 0:
         return even if len(even) > 1 else [even[0], even[0] + step]
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
@@ -135,17 +135,17 @@ class Survival:
 
 def survival_figure(drawn: Sequence[Survival], x_title: str, y_title: str) -> Figure:
     """Draw curves and their bands; the first are below, so that wide ones hide no equal curve."""
-    start_ms = max(0.8 * min((float(one.curve.time_ms[0]) for one in drawn), default=1.0), 1e-3)
+    start_ms = max(0.8 * min((float(curve.curve.time_ms[0]) for curve in drawn), default=1.0), 1e-3)
     bands, lines = list[Trace](), list[Trace]()
-    for one in drawn:
-        x, named = [round_finite(start_ms), *rounded(one.curve.time_ms)], dict[str, Any](legendgroup=one.name)
-        y, low, high = ([1.0, *rounded(edge)] for edge in (one.curve.survival, one.curve.low, one.curve.high))
-        if not np.isnan(one.curve.low).all():
-            bands += band(x, low, high, one.slot, line={"shape": "hv", "width": 0}, **named)
-        count = "" if one.n is None else f" (n = {one.n:,})"
-        hover = f"{plain(one.name)}: %{{y:.1%}} beyond %{{x:,.1f}} ms{count}<extra></extra>"
-        look = named | {"name": one.name, "line": {"shape": "hv"}, "hovertemplate": hover}
-        lines.append(line(x, y, one.slot, width=one.width, dash=one.dash, **look))
+    for curve in drawn:
+        x, named = [round_finite(start_ms), *rounded(curve.curve.time_ms)], dict[str, Any](legendgroup=curve.name)
+        y, low, high = ([1.0, *rounded(edge)] for edge in (curve.curve.survival, curve.curve.low, curve.curve.high))
+        if not np.isnan(curve.curve.low).all():
+            bands += band(x, low, high, curve.slot, line={"shape": "hv", "width": 0}, **named)
+        count = "" if curve.n is None else f" (n = {curve.n:,})"
+        hover = f"{plain(curve.name)}: %{{y:.1%}} beyond %{{x:,.1f}} ms{count}<extra></extra>"
+        look = named | {"name": curve.name, "line": {"shape": "hv"}, "hovertemplate": hover}
+        lines.append(line(x, y, curve.slot, width=curve.width, dash=curve.dash, **look))
     y_axis = axis(y_title, tickformat=".3~%", range=[0, 1.02])
     return figure([*bands, *lines], axis(x_title, type="log"), y_axis)
 

@@ -62,9 +62,9 @@ def _lines_of(text: str) -> list[str]:
     return [part for line in lines for part in (wrap(line, WIDEST_NAME) if len(line) > WIDEST_NAME else [line])]
 
 
-def as_table(found: TextTable, caption: str = "", *, folded: bool = False) -> Table:
+def as_table(table: TextTable, caption: str = "", *, folded: bool = False) -> Table:
     """Return a table of ``measure`` as one of a page."""
-    return Table(found.columns, found.rows, caption, folded=folded)
+    return Table(table.columns, table.rows, caption, folded=folded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,12 +145,12 @@ class Page:
     @property
     def chapters(self) -> list[tuple[str, list[Panel]]]:
         """Panels under their headings."""
-        found: list[tuple[str, list[Panel]]] = []
+        chapters: list[tuple[str, list[Panel]]] = []
         for panel in self.panels:
-            if not found or panel.chapter:
-                found.append((panel.chapter, []))
-            found[-1][1].append(panel)
-        return found
+            if not chapters or panel.chapter:
+                chapters.append((panel.chapter, []))
+            chapters[-1][1].append(panel)
+        return chapters
 
 
 def page_lines(page: Page) -> Iterator[str]:

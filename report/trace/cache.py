@@ -55,8 +55,8 @@ def size_figure(curve: HitCurve, size: CacheSize, reported: HitCount | None) -> 
     block, most = curve.block_size, len(curve.sizes)
     last = int(max(most, size.engine_blocks or 0) * _BEYOND)
     first = max(curve.size_for_share(FIRST_SHARE), 1)
-    places = np.unique(np.geomspace(first, most, MOST_POINTS).astype(int))
-    sizes = [*places.tolist(), last]
+    positions = np.unique(np.geomspace(first, most, MOST_POINTS).astype(int))
+    sizes = [*positions.tolist(), last]
     rates = [five_digits(curve.rate_at(one)) for one in sizes]
     top = max(rates[-1], (reported.rate or 0.0) if reported is not None else 0.0) * 1.08
     hover = "%{x:,} tokens: %{y:.1%}<extra></extra>"

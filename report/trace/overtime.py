@@ -23,15 +23,15 @@ ENDS_EACH: Final = 4
 
 def load_panels(measured: Measured) -> list[Panel]:
     """Return requests in flight, output tokens a second and prompt tokens a second."""
-    found = measured.metrics.workload.timeline
-    if found is None:
+    timeline = measured.metrics.workload.timeline
+    if timeline is None:
         return [Panel(title="Requests in flight", missing=NO_TIMES)]
-    coarse = _coarse(found, measured.metrics.requests.n)
+    coarse = _coarse(timeline, measured.metrics.requests.n)
     flight = _panel(
         "in-flight",
         "Requests in flight",
-        found,
-        [_steps(found, found.in_flight, 0, "in flight")],
+        timeline,
+        [_steps(timeline, timeline.in_flight, 0, "in flight")],
         "A line that climbs to the end is a queue that grows.",
         half=any(coarse.completion_tps),
     )
@@ -45,28 +45,28 @@ def load_panels(measured: Measured) -> list[Panel]:
     return panels
 
 
-def _coarse(found: Timeline, requests: int) -> Timeline:
+def _coarse(timeline: Timeline, requests: int) -> Timeline:
     """Return the timeline in fewer, longer intervals if the requests are few."""
-    intervals = len(found.in_flight)
+    intervals = len(timeline.in_flight)
     wanted = min(intervals, -(-intervals * ENDS_EACH // requests))
     step = next(step for step in range(wanted, intervals + 1) if intervals % step == 0)
     means = {
-        name: np.round(np.reshape(getattr(found, name), (-1, step)).mean(axis=1), 3).tolist()
+        name: np.round(np.reshape(getattr(timeline, name), (-1, step)).mean(axis=1), 3).tolist()
         for name in ("in_flight", "prompt_tps", "completion_tps", "cached_tps", "uncached_tps")
     }
-    return Timeline(interval_s=found.interval_s * step, **means)
+    return Timeline(interval_s=timeline.interval_s * step, **means)
 
 
-def _prompt_panel(found: Timeline, *, cached: bool) -> Panel:
+def _prompt_panel(timeline: Timeline, *, cached: bool) -> Panel:
     data: list[Trace] = []
     look = "The engine reported no cached tokens, so the cache's part is not drawn."
     if cached:
-        data += _area(found, [0.0] * len(found.cached_tps), found.cached_tps, 1)
-        data += _area(found, found.cached_tps, found.prompt_tps, 2)
-        data.append(_steps(found, found.cached_tps, 1, "served by the prefix cache"))
+        data += _area(timeline, [0.0] * len(timeline.cached_tps), timeline.cached_tps, 1)
+        data += _area(timeline, timeline.cached_tps, timeline.prompt_tps, 2)
+        data.append(_steps(timeline, timeline.cached_tps, 1, "served by the prefix cache"))
         look = "Between the lines: tokens that the engine computed (prefill). It widens if the cache loses them."
-    data.append(_steps(found, found.prompt_tps, 2, "all prompt tokens"))
-    return _panel("prompt-rate", "Prompt tokens a second", found, data, look)
+    data.append(_steps(timeline, timeline.prompt_tps, 2, "all prompt tokens"))
+    return _panel("prompt-rate", "Prompt tokens a second", timeline, data, look)
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
@@ -74,28 +74,28 @@ def time_unit(seconds: float) -> tuple[float, str]:
     return (1.0, "s") if seconds < 900 else (60.0, "min") if seconds < 10_800 else (3600.0, "h")
 
 
-def _unit(found: Timeline) -> tuple[float, str]:
-    return time_unit(found.interval_s * len(found.in_flight))
+def _unit(timeline: Timeline) -> tuple[float, str]:
+    return time_unit(timeline.interval_s * len(timeline.in_flight))
 
 
-def _times(found: Timeline) -> list[float]:
-    each = found.interval_s / _unit(found)[0]
-    return [five_digits(step * each) for step in range(len(found.in_flight) + 1)]
+def _times(timeline: Timeline) -> list[float]:
+    each = timeline.interval_s / _unit(timeline)[0]
+    return [five_digits(step * each) for step in range(len(timeline.in_flight) + 1)]
 
 
-def _steps(found: Timeline, values: Sequence[float], slot: int, name: str) -> Trace:
-    hover = f"%{{fullData.name}}: %{{y:,}} at %{{x:,}} {_unit(found)[1]}<extra></extra>"
-    return line(_times(found), [*values, values[-1]], slot, name=name, line={"shape": "hv"}, hovertemplate=hover)
+def _steps(timeline: Timeline, values: Sequence[float], slot: int, name: str) -> Trace:
+    hover = f"%{{fullData.name}}: %{{y:,}} at %{{x:,}} {_unit(timeline)[1]}<extra></extra>"
+    return line(_times(timeline), [*values, values[-1]], slot, name=name, line={"shape": "hv"}, hovertemplate=hover)
 
 
-def _area(found: Timeline, low: Sequence[float], high: Sequence[float], slot: int) -> list[Trace]:
-    return band(_times(found), [*low, low[-1]], [*high, high[-1]], slot, line={"shape": "hv", "width": 0})
+def _area(timeline: Timeline, low: Sequence[float], high: Sequence[float], slot: int) -> list[Trace]:
+    return band(_times(timeline), [*low, low[-1]], [*high, high[-1]], slot, line={"shape": "hv", "width": 0})
 
 
-def _panel(id_: str, title: str, found: Timeline, data: list[Trace], look: str, *, half: bool = False) -> Panel:
-    x_axis = axis(f"time since the first arrival ({_unit(found)[1]})", rangemode="tozero")
+def _panel(id_: str, title: str, timeline: Timeline, data: list[Trace], look: str, *, half: bool = False) -> Panel:
+    x_axis = axis(f"time since the first arrival ({_unit(timeline)[1]})", rangemode="tozero")
     y_axis = axis("requests in flight" if id_ == "in-flight" else "tok/s", rangemode="tozero")
-    caption = f"Steps are means over {duration(found.interval_s * 1e3)}. {look}"
+    caption = f"Steps are means over {duration(timeline.interval_s * 1e3)}. {look}"
     return Panel(title=title, id=id_, figure=figure(data, x_axis, y_axis), caption=caption, half=half)
 
 
@@ -177,13 +177,13 @@ def _rows(run: Run) -> _Rows:
     step = max(-(-len(order) // MOST_ROWS), -(-len(run) // MOST_BARS), 1)
     chosen = by_arrival[::step]
     nth = max(1, -(-int(counts[chosen].sum()) // (2 * MOST_BARS)))
-    requests = [order.rows[order.starts[one] : order.starts[one] + counts[one]][::nth] for one in chosen]
-    row = np.repeat(np.arange(len(chosen)), [len(one) for one in requests])
-    found = np.concatenate(requests)
+    requests = [order.rows[order.starts[index] : order.starts[index] + counts[index]][::nth] for index in chosen]
+    row = np.repeat(np.arange(len(chosen)), [len(rows) for rows in requests])
+    drawn = np.concatenate(requests)
     text = f"{len(chosen):,} of {count(len(order))} sessions are drawn. " if len(chosen) < len(order) else ""
     text += f"Of their requests one in {nth}. " if nth > 1 else ""
-    known = ~np.isnan(run.arrival_ms[found]) & ~np.isnan(run.e2e_ms[found])
-    return _Rows(found[known], row[known], len(chosen), text)
+    known = ~np.isnan(run.arrival_ms[drawn]) & ~np.isnan(run.e2e_ms[drawn])
+    return _Rows(drawn[known], row[known], len(chosen), text)
 
 
 def _classes(run: Run, requests: IntArray) -> list[tuple[str, int, IntArray]]:
@@ -193,14 +193,14 @@ def _classes(run: Run, requests: IntArray) -> list[tuple[str, int, IntArray]]:
     if reported.any():
         shares = np.where(reported, cached / np.maximum(prompt, 1), np.nan)
         at = np.searchsorted([limit for limit, _, _ in _SHARES], np.minimum(shares, 1.0))
-        found = [
+        classes = [
             (name, slot, np.flatnonzero(ok & reported & (at == index))) for index, (_, name, slot) in enumerate(_SHARES)
         ]
-        found.append(("cached tokens not reported", 7, np.flatnonzero(ok & ~reported)))
+        classes.append(("cached tokens not reported", 7, np.flatnonzero(ok & ~reported)))
     else:
         first = run.turn[requests] == 1
-        found = [("turn 1", 2, np.flatnonzero(ok & first)), ("turns 2+", 1, np.flatnonzero(ok & ~first))]
-    return [*found, ("did not complete", 4, np.flatnonzero(~ok))]
+        classes = [("turn 1", 2, np.flatnonzero(ok & first)), ("turns 2+", 1, np.flatnonzero(ok & ~first))]
+    return [*classes, ("did not complete", 4, np.flatnonzero(~ok))]
 
 
 def _class_table(run: Run) -> Table:
@@ -216,8 +216,8 @@ def _bars(
         "type": "bar",
         "orientation": "h",
         "name": name,
-        "base": [float(f"{one:.6g}") for one in start_s],
-        "x": [float(f"{one:.3g}") for one in length_s],
+        "base": [float(f"{start:.6g}") for start in start_s],
+        "x": [float(f"{length:.3g}") for length in length_s],
         "y": row.tolist(),
         "width": BAR_WIDTH,
         "meta": {"slot": slot, "part": "points"},

@@ -26,9 +26,9 @@ def trace_page(measured: Measured) -> Page:
         for slo, line in zip(metrics.slos, slo_lines(metrics.slos), strict=True)
     ]
     checks += [
-        Check("health", one.verdict, f"{one.name}: {one.figure}" + (f"; see {one.where}" if one.where else ""))
-        for one in metrics.health
-        if one.verdict in ("bad", "look")
+        Check("health", row.verdict, f"{row.name}: {row.figure}" + (f"; see {row.where}" if row.where else ""))
+        for row in metrics.health
+        if row.verdict in ("bad", "look")
     ]
     return Page(
         tool="report show",
@@ -48,9 +48,9 @@ def _drawn_panels(measured: Measured) -> Iterator[Panel]:
         WAITS: [wait_panel(measured)],
         TIME: [*load_panels(measured), session_panel(measured)],
     }
-    for title, (first, *others) in chapters.items():
+    for title, (first, *rest) in chapters.items():
         yield replace(first, chapter=title)
-        yield from others
+        yield from rest
 
 
 def _number_panels(measured: Measured) -> Iterator[Panel]:
@@ -99,10 +99,10 @@ def _latency_cards(metrics: TraceMetrics) -> Iterator[Card]:
         metrics.per_session["latency_ms"],
     )
     named = {"turns 2+": turns.get(LATER_TURNS), "first turns": turns.get(FIRST_TURN)}
-    for name, one in (named if len(turns) > 1 else {"all requests": metrics.per_request["ttft_ms"]}).items():
-        if one is not None:
-            detail = f"p90 {wording.duration(one.p90)}, p99 {wording.duration(one.p99)}"
-            yield Card(f"TTFT p50, {name}", wording.duration(one.p50), detail)
+    for name, ttft in (named if len(turns) > 1 else {"all requests": metrics.per_request["ttft_ms"]}).items():
+        if ttft is not None:
+            detail = f"p90 {wording.duration(ttft.p90)}, p99 {wording.duration(ttft.p99)}"
+            yield Card(f"TTFT p50, {name}", wording.duration(ttft.p50), detail)
     if gaps is not None:
         yield Card("ITL p50", wording.duration(gaps.p50), f"p99 {wording.duration(gaps.p99)}, {gaps.n:,} gaps")
     count = metrics.per_session["requests"]

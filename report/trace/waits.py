@@ -30,15 +30,15 @@ def wait_panel(measured: Measured) -> Panel:
     run, title = measured.run, "TTFT by turn"
     if not len(first_token_waits(run, np.arange(len(run)))):
         return Panel(title=title, missing="The trace has no time of a first token.")
-    found = cohort_rows(own_traits(run))
-    by_turn = {name: found[name] for name in MAIN if name in found}
+    cohorts = cohort_rows(own_traits(run))
+    by_turn = {name: cohorts[name] for name in MAIN if name in cohorts}
     if any(len(rows) == len(run) for name, rows in by_turn.items() if name != ALL):
-        by_turn = {ALL: found[ALL]}  # one cohort alone is all requests again
+        by_turn = {ALL: cohorts[ALL]}  # one cohort alone is all requests again
     units = np.unique(busy_periods(run), return_inverse=True)[1]
     draws = DRAWS if len(run) <= MOST_RESAMPLED else 0
     weights = draw_weights(int(units.max()) + 1 if draws else 0, draws, 0)
     waits = {name: first_token_waits(run, rows) for name, rows in by_turn.items()}
-    cells = {cohort_title(name): measure(one, units, weights) for name, one in waits.items() if len(one)}
+    cells = {cohort_title(name): measure(sample, units, weights) for name, sample in waits.items() if len(sample)}
     slots = {cohort_title(name): slot for name, slot in _SLOTS.items()}
     return Panel(
         title=title,
@@ -73,7 +73,7 @@ def _bands(run: Run, cells: Mapping[str, Cell]) -> str:
 def _numbers(cells: Mapping[str, Cell]) -> Table:
     rows: list[Row] = []
     for name, cell in cells.items():
-        found = describe(cell)
-        quantiles = [getattr(found, level) for level in LEVELS]
-        rows.append([name, f"{found.n:,}", *(TableCell(quantile_text(one), interval_text(one)) for one in quantiles)])
+        cell_ttft = describe(cell)
+        quantiles = [getattr(cell_ttft, level) for level in LEVELS]
+        rows.append([name, f"{cell_ttft.n:,}", *(TableCell(quantile_text(q), interval_text(q)) for q in quantiles)])
     return Table(["TTFT ms", "n", *LEVELS], rows, folded=True)

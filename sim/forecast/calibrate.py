@@ -48,14 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
     fitted = fitting.fit_traces(config)
     save_model(fitted.model, config.output)
     print("\n".join(_described(fitted, config)), file=to)
-    codes, found = set[int](), {}
+    codes, results = set[int](), {}
     for gate in validations:
         print(f"\nvalidated on {gate.trace}:", file=to, flush=True)
-        found[str(gate.trace)] = compared = validate(gate, fitted.model)
+        results[str(gate.trace)] = compared = validate(gate, fitted.model)
         keep_gates(config.output, fitted.model, gate.trace.name, compared)
         codes.add(report(gate, compared))
     if arguments.json:
-        print_json({name: compared.result for name, compared in found.items()})
+        print_json({name: compared.result for name, compared in results.items()})
     return verdict_code(failed=1 in codes, uncertain=UNCERTAIN in codes)
 
 

@@ -109,15 +109,15 @@ def read_captured(path: Path, model: Model) -> Captured:
 
 def captured_engine(fitted: EngineConfig, meta: Meta, records: Sequence[Record]) -> EngineConfig:
     """Return the settings told, else ``fitted``; blocks and the longest request at least as the trace has them."""
-    told = {name: getattr(meta.engine, name, None) for name in EngineConfig.__dataclass_fields__}
-    told["block_size"] = told["block_size"] if fitted.kv_groups is None else fitted.block_size
-    engine = engine_with(fitted, told)
-    if meta.block_size is not None and told["block_size"] is None and engine.block_size % meta.block_size:
-        blocks = {"num_gpu_blocks": told["num_gpu_blocks"]} if told["num_gpu_blocks"] else {}
+    settings = {name: getattr(meta.engine, name, None) for name in EngineConfig.__dataclass_fields__}
+    settings["block_size"] = settings["block_size"] if fitted.kv_groups is None else fitted.block_size
+    engine = engine_with(fitted, settings)
+    if meta.block_size is not None and settings["block_size"] is None and engine.block_size % meta.block_size:
+        blocks = {"num_gpu_blocks": settings["num_gpu_blocks"]} if settings["num_gpu_blocks"] else {}
         engine = engine_with(engine, _same_memory(engine, {"block_size": meta.block_size, **blocks}))
     served = (record for record in records if record.status == "ok")
     longest = max((record.context_tokens() for record in served), default=0)
-    if told["max_model_len"] is None and longest > (engine.max_model_len or longest):
+    if settings["max_model_len"] is None and longest > (engine.max_model_len or longest):
         engine = engine_with(engine, {"max_model_len": longest})
     return engine
 
@@ -162,8 +162,8 @@ def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig,
         replicas = len(upstreams)
     if replicas is None and route not in (None, CAPTURED) and not scenario.events:
         raise InputError(f"--route: {LONE_ROUTE}")
-    told = None if replicas is None else str(replicas)
-    return engine, fleet_plan(told, route, scenario.events, lambda: upstreams), deployment
+    pools = None if replicas is None else str(replicas)
+    return engine, fleet_plan(pools, route, scenario.events, lambda: upstreams), deployment
 
 
 def at_rate(arrivals: Arrivals, rate: float) -> Arrivals:

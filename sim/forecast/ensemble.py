@@ -76,7 +76,7 @@ def members(model: Model, count: int, seed: int, beyond_log_sd: float = 0.0) -> 
     ``beyond_log_sd`` spreads them further, where a load is beyond what was fitted.
     """
     random = np.random.default_rng(seed & 0xFFFFFFFFFFFFFFFF)
-    rows: Sequence[Sequence[float]] = model.draws or [[one.value for one in model.parameters.values()]]
+    rows: Sequence[Sequence[float]] = model.draws or [[parameter.value for parameter in model.parameters.values()]]
     order = np.resize(random.permutation(len(rows)), count)
     shares = (random.permutation(count) + 1.0) / (count + 1)
     scores = stdtrit(model.drift_freedom, shares) if model.drift_freedom else ndtri(shares)
@@ -111,8 +111,8 @@ def forecast(
         by_number[number] = columns
         done()
     seen = [by_number[number] for number in range(len(members))]
-    gaps_ms = tuple(one.pop("gaps_ms") for one in seen)
-    stacked = {name: np.stack([one[name] for one in seen]) for name in seen[0]}
+    gaps_ms = tuple(run.pop("gaps_ms") for run in seen)
+    stacked = {name: np.stack([run[name] for run in seen]) for name in seen[0]}
     return Forecast(arrivals, config, gaps_ms=gaps_ms, **stacked)
 
 

@@ -84,6 +84,6 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, float]:
     busiest = [int(life.index) for life in run.fleet.lives if life.number == place]
     longest = max((points[index] for index in busiest), key=lambda point: len(point.counts))
     point = replace(longest, counts=np.concatenate([points[index].counts for index in busiest]))
-    places = np.flatnonzero(np.isin(life_of, busiest))
-    own = load.arrivals.take(places) if len(places) else None  # a prefill worker's requests end elsewhere
-    return point, utilization_of(point, load.arrivals, engines[place].config, engines[place].model, own=own)
+    rows = np.flatnonzero(np.isin(life_of, busiest))
+    local = load.arrivals.take(rows) if len(rows) else None  # a prefill worker's requests end elsewhere
+    return point, utilization_of(point, load.arrivals, engines[place].config, engines[place].model, local=local)

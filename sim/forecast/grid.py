@@ -33,27 +33,27 @@ class Grid:
 def read_grid(path: Path) -> Grid:
     """Read a grid. Raises InputError naming the file and the key."""
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; expected the grid of a sweep, a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {error}; expected TOML") from None
-    told.pop("sim", None)  # flags of this command, for --config
-    for key, value in told.items():
+    tables.pop("sim", None)  # flags of this command, for --config
+    for key, value in tables.items():
         if key not in ("axes", "base") or not isinstance(value, dict):
             raise InputError(f"{path}: {key}: no such table; expected [axes], [base] or [sim.sweep]")
-    axes, base = told.get("axes", {}), told.get("base", {})
+    axes, base = tables.get("axes", {}), tables.get("base", {})
     chosen = AS_CAPTURED
     for key, value in base.items():
         axis, where = _axis(path, "base", key)
         chosen = axis.put(chosen, _value(axis, value, where))
-    found = Grid(path, chosen, dict(_values(path, key, value) for key, value in axes.items()))
-    named = {axis.name for axis in found.axes} | set(axes_in(chosen))
+    grid = Grid(path, chosen, dict(_values(path, key, value) for key, value in axes.items()))
+    named = {axis.name for axis in grid.axes} | set(axes_in(chosen))
     _placed(lambda: refuse_alone(named), str(path))
-    count = prod(len(values) for values in found.axes.values())
-    if not found.axes or count > MOST_POINTS:
+    count = prod(len(values) for values in grid.axes.values())
+    if not grid.axes or count > MOST_POINTS:
         raise InputError(f"{path}: axes: {count:,} points, all combinations; expected 2 to {MOST_POINTS:,}")
-    return found
+    return grid
 
 
 def _axis(path: Path, table: str, key: str) -> tuple[Axis, str]:

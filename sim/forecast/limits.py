@@ -22,20 +22,20 @@ def ttft(cohort: str, level: str) -> str:
 
 def parse_limit(flag: str, text: str, keys: Sequence[str] = ()) -> Threshold:
     """Read a limit; raises InputError for one that no forecast could be held to. ``keys``: effects it may be on."""
-    found = parse_threshold(flag, text, metrics=(*TIMES, *NUMBERS))
-    timed = found.metric in TIMES
-    is_time = timed and found.key != "ratio"
+    limit = parse_threshold(flag, text, metrics=(*TIMES, *NUMBERS))
+    timed = limit.metric in TIMES
+    is_time = timed and limit.key != "ratio"
     wrong = (
-        (timed and _level(found) not in LEVELS, f"no level; expected pNN with one of {', '.join(LEVELS)}"),
-        (not timed and found.percentile is not None, f"{found.metric} has no level"),
-        (found.cohort is not None and found.metric != TTFT, f"{found.metric} has no cohort; only ttft has"),
-        (found.key is not None and found.key not in keys, f"{found.key!r}; expected {' or '.join(keys) or 'none'}"),
-        ((found.unit == "ms") != is_time, f"expected {'a duration' if is_time else 'a number or a percentage'}"),
+        (timed and _level(limit) not in LEVELS, f"no level; expected pNN with one of {', '.join(LEVELS)}"),
+        (not timed and limit.percentile is not None, f"{limit.metric} has no level"),
+        (limit.cohort is not None and limit.metric != TTFT, f"{limit.metric} has no cohort; only ttft has"),
+        (limit.key is not None and limit.key not in keys, f"{limit.key!r}; expected {' or '.join(keys) or 'none'}"),
+        ((limit.unit == "ms") != is_time, f"expected {'a duration' if is_time else 'a number or a percentage'}"),
     )
     for is_wrong, message in wrong:
         if is_wrong:
             raise InputError(f"{flag} {text}: {message}")
-    return found
+    return limit
 
 
 def judge(gates: Sequence[Threshold], points: Sequence[ForecastPoint]) -> list[EffectGate]:

@@ -83,9 +83,9 @@ class PointForecast:
         scenario, count = task
         load = plan(self.captured, scenario)
         drawn = [self.model] if count == 1 else ensemble.members(self.model, count, self.config.seed)
-        found = forecast_load(load, drawn, seed=self.config.seed, procs=procs, done=done)
-        waits = summing.waits_of(found, self.cohorts)
-        made = PointValues(summing.values_of(found, waits), assumptions=list(load.deployment.assumptions()))
+        forecast = forecast_load(load, drawn, seed=self.config.seed, procs=procs, done=done)
+        waits = summing.waits_of(forecast, self.cohorts)
+        made = PointValues(summing.values_of(forecast, waits), assumptions=list(load.deployment.assumptions()))
         if count == 1:
             return made
         point, utilization = point_of(load, self.model)
@@ -103,14 +103,14 @@ class PointForecast:
         opened = saturation.open_parameters(self.model, point)
         return [*opened, *saturation.beyond_fit(point, self.model), *settings]
 
-    def about(self, own: ForecastPoint | None = None) -> dict[str, Any]:
+    def about(self, forecast: ForecastPoint | None = None) -> dict[str, Any]:
         """Return fields of every result. ``own``: the forecast of the capture with its errors; None: it is made."""
         captured, model = self.captured, self.model
-        measured = None if own is not None else summing.measured_point(captured, self.cohorts)
+        measured = None if forecast is not None else summing.measured_point(captured, self.cohorts)
         if measured is not None and plan(captured, AS_CAPTURED).serves:
             values = self((AS_CAPTURED, self.config.members), procs=None)
-            own = summing.with_errors(make_point("", {}, values), measured)
-        trust = None if own is None else summing.trust_in(own)
+            forecast = summing.with_errors(make_point("", {}, values), measured)
+        trust = None if forecast is None else summing.trust_in(forecast)
         sentences = [verdict_sentence(self.config.model, model, captured.digest, captured.meta)]
         return {
             "source": self.config.trace.name,
@@ -133,28 +133,28 @@ class PointForecast:
 def make_point(
     name: str,
     settings: Mapping[str, Setting],
-    found: PointValues,
+    forecast: PointValues,
     limits: Sequence[Threshold] = (),
     *,
     base: Mapping[str, FloatArray] | None = None,
     **more: Any,
 ) -> ForecastPoint:
     """Return a point with its effects against ``base``, and if enough members keep the limits."""
-    kept = [limit.holds_each(found.values[measure_name(limit)]) for limit in limits]
+    kept = [limit.holds_each(forecast.values[measure_name(limit)]) for limit in limits]
     within = float(np.mean(np.all(kept, axis=0))) if kept else None
-    served = not found.saturated and not np.median(found.values["unserved"])
-    measures = {name: summing.measure_beside(name, found.values, base) for name in found.values}
-    shares = {"within": within, "utilization": found.utilization}
+    served = not forecast.saturated and not np.median(forecast.values["unserved"])
+    measures = {name: summing.measure_beside(name, forecast.values, base) for name in forecast.values}
+    shares = {"within": within, "utilization": forecast.utilization}
     measures |= {name: Measure(value=Span(middle=share)) for name, share in shares.items() if share is not None}
     return ForecastPoint(
         name=name,
         settings=dict(settings),
         measures=measures,
         meets=None if within is None else served and within >= CONFIDENCE,
-        marks=["saturated"] if found.saturated else [],
-        warnings=list(found.warnings),
-        assumptions=list(found.assumptions),
-        members=len(found.values["unserved"]),
+        marks=["saturated"] if forecast.saturated else [],
+        warnings=list(forecast.warnings),
+        assumptions=list(forecast.assumptions),
+        members=len(forecast.values["unserved"]),
         **more,
     )
 

@@ -47,20 +47,20 @@ def run_point(arrivals: Arrivals, config: EngineConfig, model: Model, deployment
 
 def point_run(engine: Engine, requests: Iterable[SimulatedRequest], model: Model) -> PointRun:
     """Return a run of one engine that kept its rows."""
-    admitted = [one for one in requests if one.cached_tokens != NOT_ADMITTED]
+    admitted = [request for request in requests if request.cached_tokens != NOT_ADMITTED]
     return PointRun(
         rows_of(engine),
         np.array(model.costs[:NUM_ROW_TERMS]),
-        np.array([one.prompt_tokens for one in admitted], np.int64),
-        np.array([one.cached_tokens for one in admitted], np.int64),
+        np.array([request.prompt_tokens for request in admitted], np.int64),
+        np.array([request.cached_tokens for request in admitted], np.int64),
         array_of(engine.starts_ms, np.float64),
         array_of(engine.ends_ms, np.float64),
-        max((one.admitted_ms for one in admitted), default=-np.inf),
+        max((request.admitted_ms for request in admitted), default=-np.inf),
     )
 
 
 def utilization_of(
-    run: PointRun, arrivals: Arrivals, config: EngineConfig, model: Model, own: Arrivals | None = None
+    run: PointRun, arrivals: Arrivals, config: EngineConfig, model: Model, local: Arrivals | None = None
 ) -> float:
     """Return the work that ``arrivals``, simulated in ``run``, ask of the engine per second, over its capacity.
 
@@ -71,7 +71,7 @@ def utilization_of(
     span_ms = float(np.ptp(roots_ms)) if len(roots_ms) > 1 else 0.0
     # n arrivals make n − 1 spaces between them: a space's worth of work is what comes in it.
     per_ms = (1.0 - 1.0 / len(roots_ms)) / span_ms if span_ms > 0.0 else np.nan
-    return _work_ms(run.counts, run) * per_ms / _capacity(arrivals if own is None else own, config, model)
+    return _work_ms(run.counts, run) * per_ms / _capacity(arrivals if local is None else local, config, model)
 
 
 def _work_ms(counts: FloatArray, run: PointRun) -> float:
@@ -131,13 +131,13 @@ def _extents(run: PointRun) -> dict[str, float]:
     decoding = run.counts[:, DECODES]
     depth = run.counts[:, KV_TOKENS] + run.counts[:, REPEATED_KV_TOKENS]
     prompts, uncached = run.prompt_tokens, run.prompt_tokens - run.cached_tokens
-    found = {
+    extents = {
         "answers_at_once": decoding[decoding > 0.0],
         "deepest_answer": depth[decoding > 0.0] / decoding[decoding > 0.0],
         "longest_cold": uncached,
         "longest_warm": prompts[uncached < prompts / 2],
     }
-    return {name: float(np.quantile(values, _NEARLY_ALL)) if len(values) else 0.0 for name, values in found.items()}
+    return {name: float(np.quantile(values, _NEARLY_ALL)) if len(values) else 0.0 for name, values in extents.items()}
 
 
 def _beyond(run: PointRun, model: Model) -> dict[str, tuple[float, float]]:

@@ -104,7 +104,7 @@ def scenarios_of(arguments: argparse.Namespace, base: Scenario = AS_CAPTURED, se
     count = prod(map(len, choices.values()))
     if count > MOST_SCENARIOS:
         raise InputError(f"{count} scenarios, all combinations; expected at most {MOST_SCENARIOS}")
-    return [one for one in combinations(choices, base) if one.name_beside(base)]
+    return [scenario for scenario in combinations(choices, base) if scenario.name_beside(base)]
 
 
 def axes_in(scenario: Scenario) -> list[str]:
@@ -138,7 +138,7 @@ def parse_base(text: str) -> Scenario:
         name, _, value = word.partition("=")
         axis = AXIS_OF.get(name)
         if axis is None or (axis.kind is bool and word != name):
-            known = [name if one.kind is bool else f"{name}={one.metavar}" for name, one in AXIS_OF.items()]
+            known = [key if other.kind is bool else f"{key}={other.metavar}" for key, other in AXIS_OF.items()]
             raise InputError(f"--base: {word!r}; expected some of {', '.join(known)}")
         base = axis.put(base, axis.on if axis.kind is bool else axis.read(f"--base {name}", value))
     return base

@@ -61,9 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
         scenario=_only_one(scenarios_of(arguments, searched=quantity), quantity),
         between=None if arguments.between is None else _between(arguments.between, quantity),
     )
-    found = search(points.config_of(arguments), question)
-    put_page(panels.grid_page(found, "sim search", "docs/what-if.md"), found, as_json=arguments.json, html=html)
-    return int(found.outcome == "none holds")
+    result = search(points.config_of(arguments), question)
+    put_page(panels.grid_page(result, "sim search", "docs/what-if.md"), result, as_json=arguments.json, html=html)
+    return int(result.outcome == "none holds")
 
 
 def search(config: ForecastConfig, question: Question) -> ForecastGrid:
@@ -76,48 +76,48 @@ def search(config: ForecastConfig, question: Question) -> ForecastGrid:
     tried: dict[float, ForecastPoint] = {}
 
     def holds(value: float) -> bool:
-        found = forecast((_at(question, value), config.members), procs=None, done=lambda: next(done))
+        values = forecast((_at(question, value), config.members), procs=None, done=lambda: next(done))
         words = value_words(question.quantity, value)
-        tried[value] = points.make_point(words, {question.quantity: value}, found, [question.target])
+        tried[value] = points.make_point(words, {question.quantity: value}, values, [question.target])
         return bool(tried[value].meets)
 
     counts, name = question.quantity != RATE, measure_name(question.target)
     easy, hard = (high, low) if counts else (low, high)
     answer = bisect(easy, hard, holds, question.tolerance, counts=counts)
     outcome: Outcome = "none holds" if answer is None else "all hold" if answer == hard else "found"
-    some = [points.with_mark(tried[value], "chosen") if value == answer else tried[value] for value in sorted(tried)]
-    found = ForecastGrid(
+    shown = [points.with_mark(tried[value], "chosen") if value == answer else tried[value] for value in sorted(tried)]
+    result = ForecastGrid(
         axes=[question.quantity],
         latency=name,
         throughput=THROUGHPUT,
         columns=list(dict.fromkeys([name, "within", "hit_rate", THROUGHPUT, "utilization"])),
         limit=question.target.limit,
-        points=some,
+        points=shown,
         limits=[question.target.text],
         outcome=outcome,
         **about,
     )
-    return msgspec.structs.replace(found, headlines=[_sentence(found, question, ends)])
+    return msgspec.structs.replace(result, headlines=[_sentence(result, question, ends)])
 
 
 def value_words(quantity: str, value: float) -> str:
     return f"×{value:g}" if quantity == RATE else f"{value:,.0f}"
 
 
-def _sentence(found: ForecastGrid, question: Question, ends: tuple[float, float]) -> str:
-    cohort, quantity, name = question.target.cohort or ALL, question.quantity, found.latency
-    target = f"{question.target.text} ({cohort_title(cohort).lower()}, n = {found.cohorts[cohort]:,})"
+def _sentence(result: ForecastGrid, question: Question, ends: tuple[float, float]) -> str:
+    cohort, quantity, name = question.target.cohort or ALL, question.quantity, result.latency
+    target = f"{question.target.text} ({cohort_title(cohort).lower()}, n = {result.cohorts[cohort]:,})"
     target += f" with {points.CONFIDENCE:.0%} confidence"
-    answer = found.marked("chosen")
+    answer = result.marked("chosen")
     if answer is None:
-        (best,) = found.points
+        (best,) = result.points
         low, high = (value_words(quantity, end) for end in ends)
         state = "is saturated" if best.saturated else f"has {title_of(name)} {value_text(best, name)}"
         return f"Not reachable: {target} holds at no {quantity} between {low} and {high}; {best.name} {state}"
     sentence = f"{'Highest' if quantity == RATE else 'Smallest'} {quantity} for {target}: {answer.name}"
-    sentence += "" if found.trusted else NOT_TRUSTED
+    sentence += "" if result.trusted else NOT_TRUSTED
     beyond = ", the end of what was asked: it may hold beyond (--between)"
-    return sentence + (beyond if found.outcome == "all hold" else "")
+    return sentence + (beyond if result.outcome == "all hold" else "")
 
 
 def _at(question: Question, value: float) -> Scenario:
@@ -142,11 +142,11 @@ def _widest(captured: Captured, question: Question) -> tuple[float, float]:
 def _only_one(scenarios: Sequence[Scenario], quantity: str) -> Scenario:
     if len(scenarios) > 1:
         raise InputError(f"{len(scenarios)} scenarios; expected one value of each flag, as {quantity} is varied")
-    one = scenarios[0] if scenarios else Scenario({})
+    scenario = scenarios[0] if scenarios else Scenario({})
     axis = AXIS_OF[quantity]
-    if axis.value_in(one) != axis.value_in(AS_CAPTURED):
+    if axis.value_in(scenario) != axis.value_in(AS_CAPTURED):
         raise InputError(f"--{quantity}: it is what is searched; expected --between to limit it")
-    return one
+    return scenario
 
 
 def _between(text: str, quantity: str) -> tuple[float, float]:

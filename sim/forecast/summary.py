@@ -27,48 +27,48 @@ POINTS = 160
 def cohorts_of(records: Sequence[Record]) -> dict[str, IntArray]:
     """Return places of all requests, of first turns and of later ones; the last two where the trace knows turns."""
     turns = np.array([record.turn or 0 for record in records])
-    found = {
+    indexes = {
         ALL: np.arange(len(records)),
         FIRST_TURN: np.flatnonzero(turns == 1),
         LATER_TURNS: np.flatnonzero(turns > 1),
     }
-    return {name: places for name, places in found.items() if len(places)}
+    return {name: rows for name, rows in indexes.items() if len(rows)}
 
 
-def first_token_waits(found: Forecast, member: int, places: IntArray) -> Waits:
+def first_token_waits(forecast: Forecast, member: int, rows: IntArray) -> Waits:
     """TTFT of a member's requests, each waited for to its end."""
-    arrival_ms, ttft_ms, e2e_ms = (part[member, places] for part in (found.arrival_ms, found.ttft_ms, found.e2e_ms))
+    arrival_ms, ttft_ms, e2e_ms = (a[member, rows] for a in (forecast.arrival_ms, forecast.ttft_ms, forecast.e2e_ms))
     came = ~np.isnan(ttft_ms)
-    gave_up = ~came & (found.outcome[member, places] == ABORTED)
+    gave_up = ~came & (forecast.outcome[member, rows] == ABORTED)
     end = np.where(came, EVENT, np.where(gave_up, CENSORED, FAILED)).astype(np.int8)
     time_ms = np.where(came, ttft_ms, e2e_ms)
-    tells = ~np.isnan(arrival_ms) & ~np.isnan(time_ms)
-    return make_waits(time_ms[tells], end[tells], places[tells])
+    known = ~np.isnan(arrival_ms) & ~np.isnan(time_ms)
+    return make_waits(time_ms[known], end[known], rows[known])
 
 
-def values_of(found: Forecast, waits: Mapping[str, Sequence[Waits]]) -> dict[str, FloatArray]:
+def values_of(forecast: Forecast, waits: Mapping[str, Sequence[Waits]]) -> dict[str, FloatArray]:
     """Return the members' values by measure; infinite: fewer requests than that had a first token."""
-    values = _engine_values(found)
+    values = _engine_values(forecast)
     for cohort, by_member in waits.items():
-        rows = np.array([quantiles(one, incidence(one), np.array([*LEVELS.values()])) for one in by_member])
+        rows = np.array([quantiles(sample, incidence(sample), np.array([*LEVELS.values()])) for sample in by_member])
         values |= {ttft(cohort, level): column for level, column in zip(LEVELS, rows.T, strict=True)}
     return values
 
 
-def waits_of(found: Forecast, cohorts: Mapping[str, IntArray]) -> dict[str, list[Waits]]:
+def waits_of(forecast: Forecast, cohorts: Mapping[str, IntArray]) -> dict[str, list[Waits]]:
     """Return waits for the first token by cohort and member."""
     return {
-        name: [first_token_waits(found, member, places) for member in range(found.members)]
-        for name, places in cohorts.items()
+        name: [first_token_waits(forecast, member, rows) for member in range(forecast.members)]
+        for name, rows in cohorts.items()
     }
 
 
 def curve_of(waits: Sequence[Waits]) -> Curve:
     """Return the survival curve of members, up to the middle member's last first token."""
-    last_ms = float(np.median([max(one.time_ms[one.end == EVENT], default=0.0) for one in waits]))
-    first_ms = max(min(float(one.time_ms[0]) if len(one) else 1.0 for one in waits), 1e-3)
+    last_ms = float(np.median([max(sample.time_ms[sample.end == EVENT], default=0.0) for sample in waits]))
+    first_ms = max(min(float(sample.time_ms[0]) if len(sample) else 1.0 for sample in waits), 1e-3)
     grid_ms = np.geomspace(first_ms, max(last_ms, first_ms), POINTS)
-    waiting = np.array([survival_at(one, incidence(one), grid_ms) for one in waits])
+    waiting = np.array([survival_at(sample, incidence(sample), grid_ms) for sample in waits])
     middle, low, high = np.round([interval(column) for column in waiting.T], 5).T.tolist()
     return Curve(
         time_ms=[round(time_ms, 3) for time_ms in grid_ms.tolist()],
@@ -78,23 +78,23 @@ def curve_of(waits: Sequence[Waits]) -> Curve:
     )
 
 
-def hit_rates(found: Forecast) -> FloatArray:
-    prompts = found.arrivals.prompt_tokens
-    admitted = found.cached_tokens >= 0
-    looked_up, hit = (admitted * prompts).sum(axis=1), np.where(admitted, found.cached_tokens, 0).sum(axis=1)
+def hit_rates(forecast: Forecast) -> FloatArray:
+    prompts = forecast.arrivals.prompt_tokens
+    admitted = forecast.cached_tokens >= 0
+    looked_up, hit = (admitted * prompts).sum(axis=1), np.where(admitted, forecast.cached_tokens, 0).sum(axis=1)
     return np.asarray(hit / np.maximum(looked_up, 1))
 
 
-def _engine_values(found: Forecast) -> dict[str, FloatArray]:
-    ends_ms = found.arrival_ms + found.e2e_ms
-    seconds = (np.nanmax(ends_ms, axis=1) - np.nanmin(found.arrival_ms, axis=1)) / 1e3
+def _engine_values(forecast: Forecast) -> dict[str, FloatArray]:
+    ends_ms = forecast.arrival_ms + forecast.e2e_ms
+    seconds = (np.nanmax(ends_ms, axis=1) - np.nanmin(forecast.arrival_ms, axis=1)) / 1e3
     values = {
-        "hit_rate": hit_rates(found),
-        "output_tokens_per_s": found.output_tokens.sum(axis=1) / seconds,
-        "preemptions": found.preemptions.sum(axis=1).astype(np.float64),
-        "unserved": np.isin(found.outcome, _UNSERVED).sum(axis=1).astype(np.float64),
+        "hit_rate": hit_rates(forecast),
+        "output_tokens_per_s": forecast.output_tokens.sum(axis=1) / seconds,
+        "preemptions": forecast.preemptions.sum(axis=1).astype(np.float64),
+        "unserved": np.isin(forecast.outcome, _UNSERVED).sum(axis=1).astype(np.float64),
     }
-    for name, rows in (("itl", found.gaps_ms), ("e2e", list(found.e2e_ms))):
+    for name, rows in (("itl", forecast.gaps_ms), ("e2e", list(forecast.e2e_ms))):
         at_levels = np.array([_order_statistics(row) for row in rows])
         values |= {f"{name}.{level}": column for level, column in zip(LEVELS, at_levels.T, strict=True)}
     return values
@@ -120,14 +120,14 @@ def finite(value: float) -> float | None:
 def measured_point(captured: Captured, cohorts: Mapping[str, IntArray]) -> ForecastPoint | None:
     """Return the captured load as its trace has it; None: the trace has no times, or was simulated."""
     run = make_run("measured", captured.path.name, captured.meta, captured.records)
-    waits = {name: recorded.first_token_waits(run, places) for name, places in cohorts.items()}
-    waits = {name: one for name, one in waits.items() if one.count(EVENT)}
+    waits = {name: recorded.first_token_waits(run, rows) for name, rows in cohorts.items()}
+    waits = {name: sample for name, sample in waits.items() if sample.count(EVENT)}
     if captured.meta.source == "sim" or not (waits or np.isfinite(run.e2e_ms).any()):
         return None
     values = dict(_measured_values(captured, run))
     levels = np.array(list(LEVELS.values()))
-    for cohort, one in waits.items():
-        at_levels = quantiles(one, incidence(one), levels).tolist()
+    for cohort, sample in waits.items():
+        at_levels = quantiles(sample, incidence(sample), levels).tolist()
         values |= {ttft(cohort, level): value for level, value in zip(LEVELS, at_levels, strict=True)}
     spans = {name: span_of(np.array([value])) for name, value in values.items()}
     return ForecastPoint(
@@ -136,7 +136,7 @@ def measured_point(captured: Captured, cohorts: Mapping[str, IntArray]) -> Forec
         settings={},
         members=1,
         measures={name: Measure(value=span) for name, span in spans.items() if span.middle is not None},
-        curves={name: curve_of([one]) for name, one in waits.items()},
+        curves={name: curve_of([sample]) for name, sample in waits.items()},
     )
 
 
@@ -155,13 +155,13 @@ def _measured_values(captured: Captured, run: Run) -> Iterator[tuple[str, float]
 
 def measure_beside(name: str, values: Mapping[str, FloatArray], base: Mapping[str, FloatArray] | None) -> Measure:
     """Return a measure; ``base``: the members' values of another point."""
-    own = values[name]
+    local = values[name]
     if base is None or name not in base:
-        return Measure(value=span_of(own))
+        return Measure(value=span_of(local))
     before = base[name]
     with np.errstate(invalid="ignore", divide="ignore"):
-        difference, ratio = own - before, np.where(before > 0.0, own / before, np.nan)
-    return Measure(value=span_of(own), difference=span_of(difference), ratio=span_of(ratio))
+        difference, ratio = local - before, np.where(before > 0.0, local / before, np.nan)
+    return Measure(value=span_of(local), difference=span_of(difference), ratio=span_of(ratio))
 
 
 def with_errors(point: ForecastPoint, measured: ForecastPoint) -> ForecastPoint:
@@ -177,11 +177,11 @@ def with_errors(point: ForecastPoint, measured: ForecastPoint) -> ForecastPoint:
 
 def trust_in(point: ForecastPoint) -> Trust | None:
     """Return how far a capture's own forecast, with its errors, is to be trusted; None: nothing was measured."""
-    spans = {level: one for level in LEVELS if (one := point.measures[ttft(ALL, level)]).ratio is not None}
+    spans = {level: measure for level in LEVELS if (measure := point.measures[ttft(ALL, level)]).ratio is not None}
     errors = {
-        level: one.ratio.middle - 1.0 for level, one in spans.items() if one.ratio and one.ratio.middle is not None
+        level: cell.ratio.middle - 1.0 for level, cell in spans.items() if cell.ratio and cell.ratio.middle is not None
     }
-    bands = {level: _band(one.value) for level, one in spans.items()}
+    bands = {level: _band(measure.value) for level, measure in spans.items()}
     return trust(errors, bands, saturated=point.saturated) if errors else None
 
 

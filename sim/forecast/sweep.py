@@ -54,9 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Sweep and print; 1 if no point keeps the limits."""
     grid, choice, config = read_grid(arguments.grid), _choice(arguments), points.config_of(arguments)
     html = page_path(arguments, [grid.path, config.trace, config.model])
-    found = sweep(config, grid, choice)
-    put_page(panels.grid_page(found, "sim sweep", "docs/capacity.md"), found, as_json=arguments.json, html=html)
-    return 0 if found.marked("chosen") is not None else 1
+    result = sweep(config, grid, choice)
+    put_page(panels.grid_page(result, "sim sweep", "docs/capacity.md"), result, as_json=arguments.json, html=html)
+    return 0 if result.marked("chosen") is not None else 1
 
 
 def _choice(arguments: argparse.Namespace) -> Choice:
@@ -73,33 +73,33 @@ def sweep(config: ForecastConfig, grid: Grid, choice: Choice) -> ForecastGrid:
     """Forecast all points once, then today's, the choice and the Pareto set by an ensemble."""
     work = points.PointForecast(config, "--slo", choice.slos)
     base, latency = _with_own_values(work.captured, grid), points.latency_of(choice.slos)
-    scenarios = {key_of(one): one for one in (*grid.scenarios, base)}
-    settings = {key: _settings(work.captured, one, grid) for key, one in scenarios.items()}
-    today, found = key_of(base), dict[str, ForecastPoint]()
+    scenarios = {key_of(scenario): scenario for scenario in (*grid.scenarios, base)}
+    settings = {key: _settings(work.captured, scenario, grid) for key, scenario in scenarios.items()}
+    today, forecasts = key_of(base), dict[str, ForecastPoint]()
 
     def chosen() -> str:
         """Return the point that meets the SLOs, or else today's latency, for the least; empty: no point does."""
-        return choice_of(found, latency, None if choice.slos else found[today].middle(latency)) or ""
+        return choice_of(forecasts, latency, None if choice.slos else forecasts[today].middle(latency)) or ""
 
-    tasks = [(base, config.members), *((one, 1) for key, one in scenarios.items() if key != today)]
+    tasks = [(base, config.members), *((scenario, 1) for key, scenario in scenarios.items() if key != today)]
     while tasks:
         done = counted(range(len(tasks)), "points")
         for scenario, values in _forecasts(work, tasks, choice.procs):
             key = key_of(scenario)
-            found[key] = _point(scenario, base, settings[key], values, choice)
+            forecasts[key] = _point(scenario, base, settings[key], values, choice)
             next(done, None)
         next(done, None)
-        single = [key for key in (chosen(), *pareto_of(found, latency)) if key and found[key].members == 1]
-        refined = sum(point.members > 1 for point in found.values())
+        single = [key for key in (chosen(), *pareto_of(forecasts, latency)) if key and forecasts[key].members == 1]
+        refined = sum(point.members > 1 for point in forecasts.values())
         tasks = [(scenarios[key], config.members) for key in dict.fromkeys(single)][: max(MOST_REFINED - refined, 0)]
-    marks = {"today": [today], "chosen": [chosen()], "pareto": pareto_of(found, latency)}
+    marks = {"today": [today], "chosen": [chosen()], "pareto": pareto_of(forecasts, latency)}
     made = ForecastGrid(
         axes=[axis.name for axis, values in grid.axes.items() if len(values) > 1],
         latency=latency,
         throughput=PER_GPU,
         columns=[latency, "hit_rate", PER_GPU, *([] if choice.gpu_price is None else [COST]), "utilization"],
         points=[
-            points.with_mark(found[key], *(mark for mark, keys in marks.items() if key in keys)) for key in scenarios
+            points.with_mark(forecasts[key], *(m for m, keys in marks.items() if key in keys)) for key in scenarios
         ],
         limits=[slo.text for slo in choice.slos],
         gpu_price=choice.gpu_price,
@@ -147,28 +147,28 @@ Place = tuple[float, float]
 """Logarithms of throughput, in steps of ``EVEN``, and of latency."""
 
 
-def _places(some: Mapping[str, ForecastPoint], latency: str) -> dict[str, Place]:
+def _places(forecasts: Mapping[str, ForecastPoint], latency: str) -> dict[str, Place]:
     """Return the places of points, without those that are saturated or do not serve every request."""
-    found = {}
-    for key, point in some.items():
+    coordinates = {}
+    for key, point in forecasts.items():
         value, wait_ms = point.middle(PER_GPU), point.middle(latency)
         if value and wait_ms is not None and not (point.saturated or point.middle("unserved")):
-            found[key] = round(log(value) / log(1.0 + EVEN)) * log(1.0 + EVEN), log(max(wait_ms, LEAST_MS))
-    return found
+            coordinates[key] = round(log(value) / log(1.0 + EVEN)) * log(1.0 + EVEN), log(max(wait_ms, LEAST_MS))
+    return coordinates
 
 
-def pareto_of(some: Mapping[str, ForecastPoint], latency: str) -> list[str]:
+def pareto_of(forecasts: Mapping[str, ForecastPoint], latency: str) -> list[str]:
     """Return the Pareto set by throughput per GPU, the fastest first: of equal points that with the fewest changes."""
-    places = _places(some, latency)
-    kept = dict(zip(places, pareto_set([(x, -y) for x, y in places.values()]), strict=True))
+    coordinates = _places(forecasts, latency)
+    kept = dict(zip(coordinates, pareto_set([(x, -y) for x, y in coordinates.values()]), strict=True))
     best: dict[Place, str] = {}
-    for key in sorted(places, key=lambda key: some[key].changes):
+    for key in sorted(coordinates, key=lambda key: forecasts[key].changes):
         if kept[key]:
-            best.setdefault(places[key], key)
-    return [best[place] for place in sorted(best)]
+            best.setdefault(coordinates[key], key)
+    return [best[position] for position in sorted(best)]
 
 
-def choice_of(some: Mapping[str, ForecastPoint], latency: str, limit_ms: float | None) -> str | None:
+def choice_of(forecasts: Mapping[str, ForecastPoint], latency: str, limit_ms: float | None) -> str | None:
     """Return the cheapest point at today's load that meets its SLOs and ``limit_ms``; then the fastest.
 
     Among equal ones that with the fewest changes. None: no point does.
@@ -176,37 +176,35 @@ def choice_of(some: Mapping[str, ForecastPoint], latency: str, limit_ms: float |
     slowest = np.inf if limit_ms is None else log(max(limit_ms, LEAST_MS) * (1.0 + EVEN))
     waits = {
         key: wait
-        for key, (_, wait) in _places(some, latency).items()
-        if some[key].meets is not False and some[key].same_load and wait <= slowest
+        for key, (_, wait) in _places(forecasts, latency).items()
+        if forecasts[key].meets is not False and forecasts[key].same_load and wait <= slowest
     }
     if not waits:
         return None
-    value_of = {key: some[key].middle(PER_GPU) or 0.0 for key in waits}
+    value_of = {key: forecasts[key].middle(PER_GPU) or 0.0 for key in waits}
     cheap = [key for key in waits if value_of[key] >= max(value_of.values()) / (1.0 + EVEN)]
     fastest = min(waits[key] for key in cheap) + log(1.0 + EVEN)
-    return min((key for key in cheap if waits[key] <= fastest), key=lambda key: (some[key].changes, waits[key]))
+    return min((key for key in cheap if waits[key] <= fastest), key=lambda key: (forecasts[key].changes, waits[key]))
 
 
-def headlines(found: ForecastGrid) -> list[str]:
+def headlines(grid: ForecastGrid) -> list[str]:
     """Return what to change, and the number of members behind each number."""
-    limit = wording.listed(found.limits) if found.limits else "today's latency"
-    today, chosen = found.marked("today"), found.marked("chosen")
+    limit = wording.listed(grid.limits) if grid.limits else "today's latency"
+    today, chosen = grid.marked("today"), grid.marked("chosen")
     assert today is not None
     if chosen is None:
-        advice = f"No point keeps {limit}; today: {_numbers(found, today)}"
+        advice = f"No point keeps {limit}; today: {_numbers(grid, today)}"
     elif chosen.name == today.name:
-        advice = f"Change nothing: no point keeps {limit} for less than today's. {_numbers(found, today)}"
+        advice = f"Change nothing: no point keeps {limit} for less than today's. {_numbers(grid, today)}"
     else:
-        advice = f"Change to {chosen.name}: {_numbers(found, chosen)}; today: {_numbers(found, today)}"
-    refined = sum(point.members > 1 for point in found.points)
-    members = (
-        f"{len(found.points):,} points with one member each; {refined:,} with {found.members}: brackets hold 90 %."
-    )
-    return [advice + ("." if found.trusted else f"{NOT_TRUSTED}."), members]
+        advice = f"Change to {chosen.name}: {_numbers(grid, chosen)}; today: {_numbers(grid, today)}"
+    refined = sum(point.members > 1 for point in grid.points)
+    members = f"{len(grid.points):,} points with one member each; {refined:,} with {grid.members}: brackets hold 90 %."
+    return [advice + ("." if grid.trusted else f"{NOT_TRUSTED}."), members]
 
 
-def _numbers(found: ForecastGrid, point: ForecastPoint) -> str:
-    names = (found.latency, PER_GPU if found.gpu_price is None else COST)
+def _numbers(grid: ForecastGrid, point: ForecastPoint) -> str:
+    names = (grid.latency, PER_GPU if grid.gpu_price is None else COST)
     return ", ".join(f"{title_of(name)} {value_text(point, name)}" for name in names)
 
 

@@ -88,7 +88,7 @@ def keep_gates(path: Path, model: Model, trace: str, compared: Compared) -> None
     gates, run = compared.result.gates, compared.runs[CAPTURED]
     untested = [gate.name for gate in gates if gate.state == "not tested"]
     ttft = compared.result.pairs[PREDICTED].cohorts[ALL].ttft
-    found = {level: getattr(ttft, level) for level in LEVELS}
+    errors = {level: getattr(ttft, level) for level in LEVELS}
     verdict = Verdict(
         model_digest=model_digest(model),
         trace=trace,
@@ -99,7 +99,7 @@ def keep_gates(path: Path, model: Model, trace: str, compared: Compared) -> None
         uncertain=gating.failures(gates, TOO_UNCERTAIN),
         untested=untested,
         passed=[gate.name for gate in gates if gate.state == "passed"],
-        errors={name: one.signed_error for name, one in found.items() if one and one.signed_error is not None},
+        errors={name: error.signed_error for name, error in errors.items() if error and error.signed_error is not None},
     )
     keep_verdict(path, verdict)
 
@@ -139,17 +139,17 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
     captured = read_captured(config.trace, model)
     paths = {CAPTURED: config.trace, **again, **cold}
     runs = {label: recording.load_run(label, path) for label, path in paths.items()}
-    whole = runs[CAPTURED]
+    captured_run = runs[CAPTURED]
     repeats = {**dict.fromkeys(again, CAPTURED), **{label: COLD for label in cold if label != COLD}}
     asked = [(PREDICTED, CAPTURED, Scenario(config.overrides, cold_prompts=captured.cold))]
     if cold:
         asked.append((COLD_PREDICTED, COLD, _without_sharing(runs[COLD].meta, config.overrides)))
     predicted = {}
     for label, truth, scenario in asked:
-        predicted[label] = comparison.Predicted(truth, *_predict(config, model, captured, scenario, whole))
+        predicted[label] = comparison.Predicted(truth, *_predict(config, model, captured, scenario, captured_run))
         judging = captured if truth == CAPTURED else read_captured(paths[truth], model)
         if (pace := _own_pace(model, judging)) is not None:
-            forecasts = _predict(config, model, captured, scenario, whole, pace=pace)
+            forecasts = _predict(config, model, captured, scenario, captured_run, pace=pace)
             predicted[f"{label}-at-pace"] = comparison.Predicted(truth, *forecasts)
     return comparison.judge_forecasts(
         runs,
@@ -164,9 +164,9 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
 
 def _own_pace(model: Model, captured: Captured) -> Pace | None:
     """Return the pace of the capture's steps; None: too few are seen."""
-    own, name = msgspec.structs.replace(model, engine=captured.engine), str(captured.path)
+    base, name = msgspec.structs.replace(model, engine=captured.engine), str(captured.path)
     try:
-        return pacing.measure_pace(pacing.capture_steps(captured.meta, list(captured.records), own, name), own, name)
+        return pacing.measure_pace(pacing.capture_steps(captured.meta, list(captured.records), base, name), base, name)
     except InputError as error:
         print(f"sim validate: no forecast at the capture's pace: {error}", file=sys.stderr)
         return None
@@ -187,7 +187,7 @@ def _predict(
     progress = counted(range(config.members), f"{config.trace.name}, {what}")
     point, utilization = running.point_of(load, model)
     drawn = ensemble.members(model, config.members, config.seed, saturation.beyond_log_sd(point, model))
-    found = running.forecast_load(load, drawn, seed=config.seed, done=lambda: next(progress, None))
+    forecast = running.forecast_load(load, drawn, seed=config.seed, done=lambda: next(progress, None))
     facts = Facts(
         model_digest=model_digest(model),
         members=config.members,
@@ -197,7 +197,7 @@ def _predict(
         settings=asdict(load.engine),
         utilization=utilization,
         saturated=utilization >= 1.0,
-        preempted=int((np.median(found.preemptions, axis=0) > 0).sum()),
+        preempted=int((np.median(forecast.preemptions, axis=0) > 0).sum()),
         fitted_captures=len(model.fitted_on),
         drift_log_sd=model.drift_log_sd,
         pace=None if pace is None else pace.factor,
@@ -214,11 +214,11 @@ def _predict(
         seed=config.seed,
     )
     blank = replace(run.without_gaps(), meta=meta, warnings=())
-    return [member_run(found, number, blank) for number in range(found.members)], facts
+    return [member_run(forecast, number, blank) for number in range(forecast.members)], facts
 
 
-def member_run(found: Forecast, number: int, run: Run) -> Run:
-    outcome = found.outcome[number]
+def member_run(forecast: Forecast, number: int, run: Run) -> Run:
+    outcome = forecast.outcome[number]
     copied = outcome == layout.AS_RECORDED
     failed = (outcome == layout.UNSERVABLE) | (outcome == layout.PARENT_FAILED)
     status = np.where(outcome == layout.OK, recording.STATUSES.index("ok"), run.status)
@@ -227,16 +227,16 @@ def member_run(found: Forecast, number: int, run: Run) -> Run:
     def seen(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
         return np.asarray(np.where(copied, recorded, predicted))
 
-    arrival_ms, e2e_ms = seen(found.arrival_ms[number], run.arrival_ms), seen(found.e2e_ms[number], run.e2e_ms)
+    arrival_ms, e2e_ms = seen(forecast.arrival_ms[number], run.arrival_ms), seen(forecast.e2e_ms[number], run.e2e_ms)
     return replace(
         run,
         arrival_ms=arrival_ms,
         scheduled_ms=np.full(len(run), np.nan),
-        ttft_ms=np.where(streamed | copied, seen(found.ttft_ms[number], run.ttft_ms), np.nan),
-        tpot_ms=np.where(streamed, found.tpot_ms[number], np.nan),
+        ttft_ms=np.where(streamed | copied, seen(forecast.ttft_ms[number], run.ttft_ms), np.nan),
+        tpot_ms=np.where(streamed, forecast.tpot_ms[number], np.nan),
         e2e_ms=e2e_ms,
         status=np.where(failed, recording.STATUSES.index("error"), status).astype(np.int8),
-        cached_tokens=np.where(copied | failed, recording.UNKNOWN, found.cached_tokens[number]),
+        cached_tokens=np.where(copied | failed, recording.UNKNOWN, forecast.cached_tokens[number]),
         concurrency=_in_flight(arrival_ms, e2e_ms),
     )
 

@@ -63,17 +63,17 @@ def forecast_scenarios(config: ForecastConfig, asked: WhatIf) -> ForecastGrid:
     measured = summing.measured_point(captured, forecast.cohorts)
     plans = list(_plans(captured, asked, measured))
     runs = counted(range(len(plans) * config.members), "forecasts")
-    made, own = [] if measured is None else [measured], None
+    made, capture = [] if measured is None else [measured], None
     base: Mapping[str, Any] | None = None
     for kind, name, scenario in plans:
-        found = forecast((scenario, config.members), procs=None, done=lambda: next(runs, None))
+        values = forecast((scenario, config.members), procs=None, done=lambda: next(runs, None))
         against = base if kind == "scenario" else None
-        point = points.make_point(name, scenario.differences, found, base=against, kind=kind, curves=found.curves)
+        point = points.make_point(name, scenario.differences, values, base=against, kind=kind, curves=values.curves)
         if kind == "capture" and measured is not None:
-            point = own = summing.with_errors(point, measured)
-        base = base if kind == "scenario" else found.values
+            point = capture = summing.with_errors(point, measured)
+        base = base if kind == "scenario" else values.values
         made.append(point)
-    about = forecast.about(own)
+    about = forecast.about(capture)
     about["notes"] += _notes(captured, asked)
     result = ForecastGrid(
         axes=[],
@@ -153,9 +153,9 @@ def what_if_page(result: ForecastGrid) -> Page:
 
 def _check(gate: EffectGate) -> Check:
     reading = wording.factor if gate.key == "ratio" else reading_of(gate.measure)
-    found = "not known" if gate.span is None else span_text(gate.span, reading)
+    value = "not known" if gate.span is None else span_text(gate.span, reading)
     state = "passed" if gate.passed else "FAILED" if gate.sure else f"{TOO_UNCERTAIN}, members differ"
-    return Check("gate", state, f"{gate.gate}: {found} with {gate.point}")
+    return Check("gate", state, f"{gate.gate}: {value} with {gate.point}")
 
 
 def _survival_panel(result: ForecastGrid, cohort: str) -> Panel:
@@ -171,10 +171,10 @@ def _survival_panel(result: ForecastGrid, cohort: str) -> Panel:
     )
 
 
-def survival_curves(some: Sequence[ForecastPoint], cohort: str) -> Figure:
+def survival_curves(drawn_points: Sequence[ForecastPoint], cohort: str) -> Figure:
     """Draw the points' curves: the measured and the base's wide and below, so that none hides an equal curve."""
     drawn = []
-    for slot, point in enumerate(some[:MOST_DRAWN]):
+    for slot, point in enumerate(drawn_points[:MOST_DRAWN]):
         curve, measured = point.curves.get(cohort), point.kind == "measured"
         if curve is not None:
             shown = figures.Curve(*map(np.array, (curve.time_ms, curve.survival, curve.low, curve.high)))
