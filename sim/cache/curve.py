@@ -46,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     if html is not None:
         write_page(html, curve_page(str(arguments.trace), curve, kv_bytes))
     if arguments.json:
-        told = {**curve_as_json(curve), "kv_bytes_per_token": kv_bytes}
-        result = {"kind": "curve", "trace": str(arguments.trace), "curves": [told]}
+        curve_json = {**curve_as_json(curve), "kv_bytes_per_token": kv_bytes}
+        result = {"kind": "curve", "trace": str(arguments.trace), "curves": [curve_json]}
         print(json.dumps({**result, "reuse": None if reuse is None else asdict(reuse)}))
         return 0
     lines = [describe(curve, cache_tokens, kv_bytes), *([] if reuse is None else reusing.describe_reuse(reuse))]
@@ -122,10 +122,10 @@ def curve_as_json(curve: HitCurve) -> dict[str, Any]:
 
 def describe(curve: HitCurve, cache_tokens: list[int], kv_bytes: int | None = None) -> str:
     most = curve.max_hit_blocks
-    blocks, whole = block_size_text(curve.block_size, curve.fine_block_size), curve.rate_at(len(curve.sizes))
+    blocks, hit_rate = block_size_text(curve.block_size, curve.fine_block_size), curve.rate_at(len(curve.sizes))
     lines = [
         f"max hits (unlimited cache): {most:,} of {curve.lookup_blocks:,} full prompt blocks of {blocks}, "
-        f"{whole:.2%} of input tokens"
+        f"{hit_rate:.2%} of input tokens"
     ]
     unknown = curve.requests - curve.whole_chains
     if unknown:

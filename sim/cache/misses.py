@@ -61,9 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_other_attention(reader.meta, arguments.trace, "sim pool --kv-groups")
         chains = engine_chains(reader.meta, parse_block_size(arguments.block_size))
         prompts = prompting.read_prompts(in_file_order(hashed_batches(reader)), chains)
-    found = attribute(prompts, usable_blocks)
-    found_json = {"kind": "misses", "trace": str(arguments.trace), **asdict(found)}
-    print(json.dumps(found_json) if arguments.json else describe(found))
+    misses = attribute(prompts, usable_blocks)
+    fields = {"kind": "misses", "trace": str(arguments.trace), **asdict(misses)}
+    print(json.dumps(fields) if arguments.json else describe(misses))
     return 0
 
 
@@ -104,10 +104,10 @@ def _causes(prompts: Prompts, usable_blocks: int | None) -> IntArray:
     return np.stack([causes[cause] for cause in CAUSES], axis=1)
 
 
-def _shares(names: tuple[str, ...], place: IntArray, causes: IntArray) -> list[CauseShare]:
+def _shares(names: tuple[str, ...], index: IntArray, causes: IntArray) -> list[CauseShare]:
     tokens = np.zeros((len(names), len(CAUSES)), np.int64)
-    np.add.at(tokens, place, causes)
-    requests = np.bincount(place, minlength=len(names))
+    np.add.at(tokens, index, causes)
+    requests = np.bincount(index, minlength=len(names))
     return [
         CauseShare(
             name=name,
@@ -119,18 +119,18 @@ def _shares(names: tuple[str, ...], place: IntArray, causes: IntArray) -> list[C
     ]
 
 
-def describe(found: Attribution) -> str:
-    size = size_text(found.usable_blocks, found.block_size)
-    lines = [f"{size}: {found.total.input_tokens:,} prompt tokens of {found.total.requests:,} requests, by cause"]
-    if found.rejected:
-        lines.append(f"{found.rejected:,} requests do not fit the pool and were left out")
-    shown = [cause for cause in CAUSES if cause != "prompt_logprobs" or found.total.tokens[cause]]
+def describe(misses: Attribution) -> str:
+    size = size_text(misses.usable_blocks, misses.block_size)
+    lines = [f"{size}: {misses.total.input_tokens:,} prompt tokens of {misses.total.requests:,} requests, by cause"]
+    if misses.rejected:
+        lines.append(f"{misses.rejected:,} requests do not fit the pool and were left out")
+    shown = [cause for cause in CAUSES if cause != "prompt_logprobs" or misses.total.tokens[cause]]
     headings = ["", "tokens", *(cause.replace("_", " ") for cause in shown)]
-    lines += table_lines(headings, [_row(share, shown) for share in (found.total, *found.cohorts)])
+    lines += table_lines(headings, [_row(share, shown) for share in (misses.total, *misses.cohorts)])
     return "\n".join(lines)
 
 
 def _row(share: CauseShare, shown: Sequence[str]) -> list[str]:
-    whole = share.input_tokens or 1
-    shares = (f"{share.tokens[cause] / whole:.2%}" for cause in shown)
+    total = share.input_tokens or 1
+    shares = (f"{share.tokens[cause] / total:.2%}" for cause in shown)
     return [share.name, f"{share.input_tokens:,}", *shares]

@@ -267,8 +267,8 @@ def count_radix_hits(
             counts.rejected += 1
             continue
         scored = bool(record.prompt_logprobs)
-        found = pool.run(chains.begun(record), prompt, computed, prompt_logprobs=scored)
-        counts.count_tokens(record, found)
+        hit = pool.run(chains.begun(record), prompt, computed, prompt_logprobs=scored)
+        counts.count_tokens(record, hit)
     counts.evicted_nodes = pool.tree.evicted_nodes
     counts.evicted_tokens = pool.tree.evicted_tokens
     counts.evicted_blocks = counts.evicted_tokens // size
@@ -282,14 +282,14 @@ def count_slot_hits(records: Iterable[Record], chains: Chains, config: SlotConfi
     running: list[tuple[float, int, Slot, Chain]] = []
     for number, record in enumerate(sorted(records, key=lambda record: record.arrival_ms or 0.0)):
         arrival_ms, prompt = record.arrival_ms or 0.0, record.prompt_tokens or 0
-        whole = Chain(chains.begun(record), tokens_computed(record))
-        asked = Chain(whole.keys[: -(-prompt // chains.block_size)], prompt)
+        sequence = Chain(chains.begun(record), tokens_computed(record))
+        asked = Chain(sequence.keys[: -(-prompt // chains.block_size)], prompt)
         while running and running[0][0] <= arrival_ms:
             cache.end(*heapq.heappop(running)[2:])
         while (started := cache.start(asked)) is None:
             cache.end(*heapq.heappop(running)[2:])
         slot, hits = started
-        heapq.heappush(running, (arrival_ms + (record.e2e_ms or 0.0), number, slot, whole))
+        heapq.heappush(running, (arrival_ms + (record.e2e_ms or 0.0), number, slot, sequence))
         counts.requests += 1
         counts.count_tokens(record, hits)
     counts.evicted_tokens = cache.evicted_tokens

@@ -94,8 +94,8 @@ def describe_reuse(reuse: Reuse) -> list[str]:
         f"{reuse.first_accesses:,} first ones, {again:,} again",
     ]
     rows = [
-        [one.unit, f"{one.mean:,.0f}", *(f"{one.at(level):,.0f}" for level in SHOWN)]
-        for one in (reuse.time_ms, reuse.distance_blocks)
-        if one.mean is not None
+        [distribution.unit, f"{distribution.mean:,.0f}", *(f"{distribution.at(level):,.0f}" for level in SHOWN)]
+        for distribution in (reuse.time_ms, reuse.distance_blocks)
+        if distribution.mean is not None
     ]
     return lines + table_lines(["reuse after", "mean", *(f"p{level * 100:.0f}" for level in SHOWN)], rows)

@@ -42,29 +42,29 @@ class RequestColumns:
         """Make an object per request; its index is its place. ``boxed_factors``: noise on the API server's time."""
         frontend_factors: vec[float] = boxed_factors
         requests: list[SimulatedRequest] = []
-        for place in range(len(self.ids)):
+        for index in range(len(self.ids)):
             request = SimulatedRequest(
-                self.ids[place],
-                max(self.prompt_tokens[place], 1),
-                max(self.output_tokens[place], 1),
+                self.ids[index],
+                max(self.prompt_tokens[index], 1),
+                max(self.output_tokens[index], 1),
                 self.keys,
-                first_key=self.first_keys[place],
-                known_keys=self.known_keys[place],
-                index=place,
-                arrival_ms=self.arrival_ms[place],
-                hit_limit=self.hit_limits[place],
+                first_key=self.first_keys[index],
+                known_keys=self.known_keys[index],
+                index=index,
+                arrival_ms=self.arrival_ms[index],
+                hit_limit=self.hit_limits[index],
             )
             request.prepare()
-            request.is_as_recorded = self.as_recorded[place] == 1
-            request.think_ms = self.think_ms[place]
-            request.abort_after_ms = self.abort_after_ms[place]
-            request.recorded_e2e_ms = self.recorded_e2e_ms[place]
-            request.frontend_factor = frontend_factors[place]
+            request.is_as_recorded = self.as_recorded[index] == 1
+            request.think_ms = self.think_ms[index]
+            request.abort_after_ms = self.abort_after_ms[index]
+            request.recorded_e2e_ms = self.recorded_e2e_ms[index]
+            request.frontend_factor = frontend_factors[index]
             requests.append(request)
-        for place in range(len(self.ids)):
-            if self.parents[place] != NO_PARENT:
-                requests[place].has_parent = True
-                requests[self.parents[place]].children.append(requests[place])
+        for index in range(len(self.ids)):
+            if self.parents[index] != NO_PARENT:
+                requests[index].has_parent = True
+                requests[self.parents[index]].children.append(requests[index])
         return requests
 
 

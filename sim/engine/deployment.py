@@ -54,9 +54,9 @@ class Deployment:
     def meta(self) -> dict[str, Any]:
         """Return what a predicted trace's header tells of this; empty: the captured deployment."""
         usual = asdict(Deployment())
-        told = {name: value for name, value in asdict(self).items() if value != usual[name]}
-        said = list(self.assumptions())
-        return {"deployment": told, "assumptions": said} if said else {}
+        changed = {name: value for name, value in asdict(self).items() if value != usual[name]}
+        assumptions = list(self.assumptions())
+        return {"deployment": changed, "assumptions": assumptions} if assumptions else {}
 
     def assumptions(self) -> Iterator[str]:
         """Yield what a result with this layout assumes and no capture can confirm."""
@@ -73,12 +73,12 @@ def whole(least: int, most: int = 2**31 - 1) -> Callable[[str, str], int]:
 
     def read(flag: str, word: str) -> int:
         try:
-            found = int(word)
+            number = int(word)
         except ValueError:
-            found = least - 1
-        if not least <= found <= most:
+            number = least - 1
+        if not least <= number <= most:
             raise InputError(f"{flag}: {word!r}; expected a whole number from {least} to {most}")
-        return found
+        return number
 
     return read
 
@@ -86,12 +86,12 @@ def whole(least: int, most: int = 2**31 - 1) -> Callable[[str, str], int]:
 def positive(flag: str, word: str) -> float:
     """Read a number above 0."""
     try:
-        found = float(word)
+        number = float(word)
     except ValueError:
-        found = 0.0
-    if not 0.0 < found < float("inf"):
+        number = 0.0
+    if not 0.0 < number < float("inf"):
         raise InputError(f"{flag}: {word!r}; expected a number above 0, such as 2 or 0.5")
-    return found
+    return number
 
 
 def _duration_ms(flag: str, word: str) -> float:
@@ -122,18 +122,18 @@ def refuse_alone(given: Collection[str]) -> None:
 def add_deployment_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of a deployment."""
     group = parser.add_argument_group("deployment", "memory behind the pool (docs/capacity.md)")
-    for name, (_, metavar, said, _, _) in DEPLOYMENT_FLAGS.items():
-        group.add_argument(f"--{name}", metavar=metavar, help=said)
+    for name, (_, metavar, description, _, _) in DEPLOYMENT_FLAGS.items():
+        group.add_argument(f"--{name}", metavar=metavar, help=description)
 
 
 def deployment_of(arguments: argparse.Namespace) -> Deployment:
     """Return the deployment that flags ask for. Raises InputError."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     names: set[str] = set()
     for name, (_, _, _, read, field) in DEPLOYMENT_FLAGS.items():
         given = getattr(arguments, name.replace("-", "_"))
         if given is not None:
-            found[field] = read(f"--{name}", given)
+            values[field] = read(f"--{name}", given)
             names.add(name)
     refuse_alone(names)
-    return Deployment(**found)
+    return Deployment(**values)

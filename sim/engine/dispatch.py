@@ -34,16 +34,16 @@ class Dispatch:
         fleet = self.fleet
         if self._incidents is not None:
             fleet.stop_ms = self._incidents.next_ms()
-        place = fleet.advance()
-        while place != ALL_ENDED:
+        index = fleet.advance()
+        while index != ALL_ENDED:
             self._tell()
             if self._incidents is not None:
                 self._incidents.happen(self)
                 fleet.stop_ms = self._incidents.next_ms()
-            if place == AT_STOP:
-                place = fleet.advance()
+            if index == AT_STOP:
+                index = fleet.advance()
                 continue
-            place = self._send(place)
+            index = self._send(index)
         self._tell()
 
     def _tell(self) -> None:
@@ -52,34 +52,34 @@ class Dispatch:
         while events.size > 0 and events.next_ms <= self.fleet.known_ms:
             time_ms, code = events.next_ms, events.next_code
             events.pop()
-            place = code >> 1
+            index = code >> 1
             if code & 1 == FIRST_TOKEN:
-                router.first_token(self._number_of[place])
+                router.first_token(self._number_of[index])
                 continue
-            router.ended(self._number_of[place], time_ms / 1e3)
+            router.ended(self._number_of[index], time_ms / 1e3)
             if self._incidents is not None:
-                self._incidents.ended(self, self.engine_of[place], time_ms)
+                self._incidents.ended(self, self.engine_of[index], time_ms)
 
-    def _send(self, place: int) -> int:
+    def _send(self, index: int) -> int:
         """Choose an engine for the request that has just come; return where the fleet stops next."""
         fleet, router, incidents = self.fleet, self.router, self._incidents
         if incidents is not None:
             incidents.arrived(self)
             fleet.stop_ms = incidents.next_ms()
-        request = RoutedRequest(self._chosen, fleet.now_ms / 1e3, *self._routed[place])
+        request = RoutedRequest(self._chosen, fleet.now_ms / 1e3, *self._routed[index])
         engine = router.choose(request)
         if incidents is not None and not incidents.is_up(engine):
-            fleet.end_here(place, NO_ENGINE)
+            fleet.end_here(index, NO_ENGINE)
             return fleet.advance()
-        self._number_of[place] = self._chosen
+        self._number_of[index] = self._chosen
         self._chosen += 1
         router.sent(request, engine)
-        self.engine_of[place] = engine
-        return fleet.advance(place, engine)
+        self.engine_of[index] = engine
+        return fleet.advance(index, engine)
 
-    def end(self, place: int) -> None:
+    def end(self, index: int) -> None:
         """Close the account of a request whose engine died."""
-        self.router.ended(self._number_of[place], self.fleet.now_ms / 1e3)
+        self.router.ended(self._number_of[index], self.fleet.now_ms / 1e3)
 
     @property
     def log(self) -> list[tuple[float, str, int]]:
@@ -159,13 +159,13 @@ class Timeline:
         self._take_down(dispatch, engine, at_ms, "not started")
 
     def _kill(self, dispatch: Dispatch, engine: int, at_ms: float, back_ms: float) -> None:
-        self._queue = [one for one in self._queue if one[2:] != (self._start, engine)]
+        self._queue = [event for event in self._queue if event[2:] != (self._start, engine)]
         heapify(self._queue)
         self._note(back_ms, self._start, engine)
         self._take_down(dispatch, engine, at_ms, "died")
         moved, ended = dispatch.fleet.lose(engine)
-        for place in (*moved, *ended):
-            dispatch.end(place)
+        for index in (*moved, *ended):
+            dispatch.end(index)
         dispatch.router.lost_cache(engine)
         if engine == self._draining:
             self._draining = None

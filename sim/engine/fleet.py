@@ -101,11 +101,11 @@ class Fleet:
         """Let a request arrive at the router."""
         self._arrivals.push(arrival_ms, request.index, request)
 
-    def advance(self, place: i64 = NONE, engine: i64 = NONE) -> i64:
+    def advance(self, index: i64 = NONE, engine: i64 = NONE) -> i64:
         """Hand the request at ``place`` over to an engine, and run to the next one that needs an engine. Return its
         place, or why there is none. Raises InputError if hashes are not chained."""
-        if place >= 0:
-            self._hand_over(self.requests[place], engine)
+        if index >= 0:
+            self._hand_over(self.requests[index], engine)
         while True:
             until_ms = min(self._arrivals.next_ms, self.stop_ms)
             life = self._furthest_behind(until_ms)
@@ -133,10 +133,10 @@ class Fleet:
             cached.append(int(hit_tokens // self._block_size))
         return cached
 
-    def sent(self, place: int, blocks: Sequence[int], now_s: float) -> None:
+    def sent(self, index: int, blocks: Sequence[int], now_s: float) -> None:
         """Learn nothing: the caches tell."""
 
-    def forget(self, place: int) -> None:
+    def forget(self, index: int) -> None:
         """Learn nothing: the caches tell."""
 
     def lose(self, number: i64) -> tuple[list[int], list[int]]:
@@ -147,16 +147,16 @@ class Fleet:
         undone = self._forget_events(life)
         moved: list[int] = []
         ended: list[int] = []
-        for place in sorted({*undone, *[int(request.index) for request in life.in_flight]}):
-            request = self.requests[place]
+        for index in sorted({*undone, *[int(request.index) for request in life.in_flight]}):
+            request = self.requests[index]
             served = request.served
             if served is None:
                 continue
             served.forget_unseen(life.engine.seen_ms, self.now_ms)
             if served.num_seen > 0:
                 request.ttft_ms = served.first_seen_ms(life.engine.seen_ms) - request.arrival_ms
-                self.end_here(place, LOST, served.num_seen)
-                ended.append(place)
+                self.end_here(index, LOST, served.num_seen)
+                ended.append(index)
             else:
                 request.outcome = NO_OUTCOME
                 request.num_seen = 0
@@ -164,13 +164,13 @@ class Fleet:
                 request.served = None
                 request.life = NONE
                 self.submit(request, self.now_ms)
-                moved.append(place)
+                moved.append(index)
         self.restart(number, self.now_ms)
         return moved, ended
 
-    def end_here(self, place: i64, outcome: i64, tokens: i64 = 0) -> None:
+    def end_here(self, index: i64, outcome: i64, tokens: i64 = 0) -> None:
         """End a request now; its session goes on."""
-        request = self.requests[place]
+        request = self.requests[index]
         request.outcome = outcome
         request.num_seen = tokens
         request.e2e_ms = self.now_ms - request.arrival_ms
@@ -317,8 +317,8 @@ class Fleet:
                 events.push(time_ms, code, request)
         self.events = events
         early: set[int] = set()
-        for place in undone:
-            for child in self.requests[place].children:
+        for index in undone:
+            for child in self.requests[index].children:
                 early.add(int(child.index))
         arrivals = EventHeap()
         while self._arrivals.size > 0:

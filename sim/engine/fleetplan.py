@@ -43,12 +43,12 @@ def add_fleet_flags(parser: argparse.ArgumentParser, *, several: bool) -> None:
 def replicas_of(text: str) -> int:
     """Read a number of engines. Raises InputError naming the flag."""
     try:
-        found = int(text)
+        count = int(text)
     except ValueError:
-        found = 0
-    if not 1 <= found <= MOST_REPLICAS:
+        count = 0
+    if not 1 <= count <= MOST_REPLICAS:
         raise InputError(f"--replicas: {text}; expected a whole number from 1 to {MOST_REPLICAS}")
-    return found
+    return count
 
 
 def fleet_plan(

@@ -98,7 +98,8 @@ class FleetLoad:
 
     def served_in(self, life: Life) -> list[SimulatedRequest]:
         """Return the requests of a life as its engine has them."""
-        return [one for request in self.requests if request.life == life.index and (one := request.served) is not None]
+        served = (request.served for request in self.requests if request.life == life.index)
+        return [request for request in served if request is not None]
 
     def results(self) -> Results:
         """Return the results of all requests, which have ended."""
@@ -116,9 +117,9 @@ class FleetLoad:
         return traffic_of([life.engine for life in self.fleet.lives], [life.engine for life in self.fleet.current])
 
     def _results_in(self, is_there: BoolArray, seen_ms: vec[float], upstream: str | None) -> EngineResults:
-        places = np.flatnonzero(is_there)
-        served = [self.requests[place].as_served() for place in places.tolist()]
-        return EngineResults(served, places, seen_ms, upstream)
+        rows = np.flatnonzero(is_there)
+        served = [self.requests[row].as_served() for row in rows.tolist()]
+        return EngineResults(served, rows, seen_ms, upstream)
 
 
 def _make_life(  # noqa: PLR0917 - one for each side's need
@@ -131,10 +132,11 @@ def _make_life(  # noqa: PLR0917 - one for each side's need
     life: int,
 ) -> Life:
     """Return the life of that number in a fleet, of its engine ``number``. ``ids``: of all requests."""
-    one = engines[number]
-    seed = engine_seed(seed, number if life < len(engines) else life)
-    engine = make_engine(one.config, one.model, seed, deployment=one.deployment, now_ms=start_ms, keeps_rows=keeps_rows)
-    return Life(number, engine, floats(frontend_factors(one.model.noise, seed, ids)))
+    spec, seed = engines[number], engine_seed(seed, number if life < len(engines) else life)
+    engine = make_engine(
+        spec.config, spec.model, seed, deployment=spec.deployment, now_ms=start_ms, keeps_rows=keeps_rows
+    )
+    return Life(number, engine, floats(frontend_factors(spec.model.noise, seed, ids)))
 
 
 def engine_seed(seed: int | None, number: int) -> int | None:
@@ -173,8 +175,8 @@ def run_fleet(
 
 def _router(route: Route, load: FleetLoad) -> Router:
     engines = load.engines
-    costs = [routing_costs(one.model.cost_by_name, one.config.max_num_batched_tokens) for one in engines]
-    times_ms = [one.t0_ms + prefill_ms(one, COMPARED_TOKENS, 0.0) for one in costs]
+    costs = [routing_costs(engine.model.cost_by_name, engine.config.max_num_batched_tokens) for engine in engines]
+    times_ms = [cost.t0_ms + prefill_ms(cost, COMPARED_TOKENS, 0.0) for cost in costs]
     mixed = len(set(times_ms)) > 1
     return make_router(
         route,

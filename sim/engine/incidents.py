@@ -66,25 +66,25 @@ def parse_event(text: str) -> Incident:
     for word in words:
         name, _, value = word.partition("=")
         if name not in names:
-            raise InputError(f"--event {text}: {word!r}; expected some of {', '.join(f'{one}=…' for one in names)}")
+            raise InputError(f"--event {text}: {word!r}; expected some of {', '.join(f'{name}=…' for name in names)}")
         values[names[name]] = _value(text, word, names[name], value)
     needed = [name for name, field in names.items() if field in {"engine", "at_s", "initial", "rate"}]
     if missing := [name for name in needed if names[name] not in values]:
-        raise InputError(f"--event {text}: no {missing[0]}; expected {kind}:{':'.join(f'{one}=…' for one in needed)}")
-    found = made(**values)
-    if isinstance(found, Kill) and found.back_s <= found.at_s:
+        raise InputError(f"--event {text}: no {missing[0]}; expected {kind}:{':'.join(f'{name}=…' for name in needed)}")
+    event = made(**values)
+    if isinstance(event, Kill) and event.back_s <= event.at_s:
         raise InputError(f"--event {text}: back is not after at; expected a later time")
-    return found
+    return event
 
 
 def _value(text: str, word: str, field: str, value: str) -> float | int:
     try:
-        found = duration(value) if field.endswith("_s") else float(value) if field == "rate" else int(value)
+        number = duration(value) if field.endswith("_s") else float(value) if field == "rate" else int(value)
     except (argparse.ArgumentTypeError, ValueError) as error:
         raise InputError(f"--event {text}: {word}: {error}") from None
-    if not 0 <= found < float("inf") or (field in {"rate", "window_s", "initial"} and found == 0):
+    if not 0 <= number < float("inf") or (field in {"rate", "window_s", "initial"} and number == 0):
         raise InputError(f"--event {text}: {word}; expected more than 0")
-    return found
+    return number
 
 
 def check_events(events: Sequence[Incident], engines: int) -> None:

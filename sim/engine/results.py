@@ -36,7 +36,7 @@ class EngineResults(NamedTuple):
     """Requests that have ended on one engine."""
 
     requests: list[SimulatedRequest]
-    places: IntArray
+    rows: IntArray
     """Their places in the workload's ``Arrivals``."""
     seen_ms: vec[float]
     """When clients see the tokens of each of the engine's steps."""
@@ -63,17 +63,17 @@ def finished_records(results: Results, block_size: int, *, keep_hashes: bool = T
     """
     arrivals, requests, engines = results.arrivals, results.requests(), results.engines
     engine_of = np.repeat(np.arange(len(engines)), [len(engine.requests) for engine in engines])
-    places = np.concatenate([engine.places for engine in engines])
+    rows = np.concatenate([engine.rows for engine in engines])
     ended = ResultColumns(requests)
     came_ms, e2e_ms = array_of(ended.arrival_ms, np.float64), array_of(ended.e2e_ms, np.float64)
     times_ms = rounded(np.array([came_ms, e2e_ms, ended.ttft_ms, ended.queue_ms]))
-    order = np.lexsort((arrivals.numbers[places], times_ms[0] + np.nan_to_num(times_ms[1])))
-    times_ms = np.vstack([times_ms, arrivals.think_ms[places]])
+    order = np.lexsort((arrivals.numbers[rows], times_ms[0] + np.nan_to_num(times_ms[1])))
+    times_ms = np.vstack([times_ms, arrivals.think_ms[rows]])
     in_flight = _in_flight(came_ms, came_ms + np.nan_to_num(e2e_ms))
     texts = [GapTexts(engine.seen_ms) for engine in engines]
-    for some in np.array_split(order, len(order) // AT_ONCE + 1):
-        columns = [column.tolist() for column in (some, engine_of[some], in_flight[some], *_known(times_ms[:, some]))]
-        records = arrivals.records(places[some])
+    for part in np.array_split(order, len(order) // AT_ONCE + 1):
+        columns = [column.tolist() for column in (part, engine_of[part], in_flight[part], *_known(times_ms[:, part]))]
+        records = arrivals.records(rows[part])
         for record, index, engine, concurrency, *times in zip(records, *columns, strict=True):
             request = requests[index]
             if not keep_hashes:

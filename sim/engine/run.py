@@ -165,17 +165,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Predict, write, summarize. 1 if the engine could serve no request at all."""
     with batches.without_collector():
         summary = predict_trace(arguments)
-    found = {**asdict(summary), "hit_rate": summary.hit_rate}
-    found = {name: value for name, value in found.items() if value or name not in ("fleet", "tiers", "assumptions")}
-    print(json.dumps(found) if arguments.json else _as_text(summary, arguments.output))
+    fields = {**asdict(summary), "hit_rate": summary.hit_rate}
+    fields = {name: value for name, value in fields.items() if value or name not in ("fleet", "tiers", "assumptions")}
+    print(json.dumps(fields) if arguments.json else _as_text(summary, arguments.output))
     return 1 if summary.unservable and not summary.steps else 0
 
 
 def predict_trace(arguments: argparse.Namespace) -> Summary:
     trace, seed, deployment = arguments.trace, None if arguments.no_noise else arguments.seed, deployment_of(arguments)
     models, digest = [load_model(path) for path in arguments.latency_model], trace_digest(trace)
-    for one in models:
-        refuse_fitted(one.fitted_on, trace, digest)
+    for model in models:
+        refuse_fitted(model.fitted_on, trace, digest)
     model, engine = models[0], _deployed(models[0], arguments, deployment)
     with open_trace(trace) as reader:
         if engine.kv_groups is None:
@@ -189,8 +189,8 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
             cold_prompts=arguments.cold_prompts,
             seed=seed,
         )
-        said = verdict_sentence(arguments.latency_model[0], model, digest, reader.meta)
-        for line in (*engine_warning(model, reader.meta), said):
+        verdict = verdict_sentence(arguments.latency_model[0], model, digest, reader.meta)
+        for line in (*engine_warning(model, reader.meta), verdict):
             print(f"sim run: {line}", file=sys.stderr)
         arrivals = read_arrivals(reader, engine, arguments)
     deployment.require_room(arrivals, engine.block_size)
@@ -200,8 +200,8 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
         finished, fleet = _run_fleet(arguments, arrivals, models, deployment, seed)
     else:
         finished, fleet = run_engine(arrivals, engine, model, seed, deployment.tiers), {}
-    told = {"validation": said, **deployment.meta(), **fleet}
-    header = msgspec.structs.replace(header, extra={**header.extra, **told})
+    extra = {"validation": verdict, **deployment.meta(), **fleet}
+    header = msgspec.structs.replace(header, extra={**header.extra, **extra})
     keep_hashes = not arguments.cold_prompts
     records = outcomes.finished_records(finished.results, engine.block_size, keep_hashes=keep_hashes)
     with new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer:
@@ -322,14 +322,15 @@ def _as_text(summary: Summary, output: Path) -> str:
         f"{summary.preemptions} preemptions; {summary.hit_rate:.1%} of prompt tokens cached",
     ]
     rows = [
-        [one.name, str(one.requests), *map(_shown_ms, (one.p50_ms, one.p90_ms, one.p99_ms))] for one in summary.cohorts
+        [cohort.name, str(cohort.requests), *map(_shown_ms, (cohort.p50_ms, cohort.p90_ms, cohort.p99_ms))]
+        for cohort in summary.cohorts
     ]
     lines += table_lines(["TTFT ms", "n", "p50", "p90", "p99"], rows, "<", gap="    ")
     if summary.fleet is not None:
         lines += fleet_lines(summary.fleet)
     if summary.tiers is not None:
         lines.append(tiers.traffic_sentence(summary.tiers))
-    lines += [f"assumed: {one}" for one in summary.assumptions]
+    lines += [f"assumed: {assumption}" for assumption in summary.assumptions]
     if summary.is_overrun:
         came_s, drain_s = summary.arrivals_ms / 1e3, summary.drain_ms / 1e3
         lines.append(

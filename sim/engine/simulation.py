@@ -39,8 +39,8 @@ def request_columns(arrivals: Arrivals, block_size: int, hit_limits: IntArray | 
     if hit_limits is None:
         hit_limits = np.where(arrivals.prompt_logprobs > 0, 0, ANY_HITS)
     computed = arrivals.prompt_tokens + arrivals.output_tokens - 1
-    for place in np.flatnonzero(arrivals.runs & (arrivals.full_blocks < computed // block_size))[:1].tolist():
-        raise ValueError(f"request {arrivals.ids[place]}: its chain of {arrivals.full_blocks[place]} keys is too short")
+    for index in np.flatnonzero(arrivals.runs & (arrivals.full_blocks < computed // block_size))[:1].tolist():
+        raise ValueError(f"request {arrivals.ids[index]}: its chain of {arrivals.full_blocks[index]} keys is too short")
     waits = arrivals.parents != NOBODY
     parents = np.where(waits, np.searchsorted(arrivals.numbers, arrivals.parents), NOBODY)
     return RequestColumns(
@@ -151,20 +151,20 @@ def thinned_gaps(parts: Sequence[tuple[list[SimulatedRequest], FloatArray]], mos
     ``parts``: requests of one engine, and when clients see the tokens of each of its steps.
     """
     runs = [TokenRuns(requests) for requests, _ in parts]
-    gaps = [np.maximum(array_of(one.num_seen, np.int64) - 1, 0) for one in runs]
-    stride, before, found = -(-sum(int(each.sum()) for each in gaps) // most) or 1, 0, [np.empty(0)]
-    for one, each, (_, seen_ms) in zip(runs, gaps, parts, strict=True):
+    gaps = [np.maximum(array_of(run.num_seen, np.int64) - 1, 0) for run in runs]
+    stride, before, thinned = -(-sum(int(each.sum()) for each in gaps) // most) or 1, 0, [np.empty(0)]
+    for run, each, (_, seen_ms) in zip(runs, gaps, parts, strict=True):
         kept = np.arange(-before % stride, each.sum(), stride)
         before += int(each.sum())
         # A request has one token more than gaps.
-        streamed = each[array_of(one.num_seen, np.int64) > 0]
+        streamed = each[array_of(run.num_seen, np.int64) > 0]
         tokens = kept + np.searchsorted(np.cumsum(streamed), kept, side="right")
-        firsts, counts = array_of(one.runs, np.int64).reshape(-1, 2).T
+        firsts, counts = array_of(run.runs, np.int64).reshape(-1, 2).T
         ends = np.cumsum(counts)
         run_of = np.searchsorted(ends, [tokens, tokens + 1], side="right")
         steps = [tokens, tokens + 1] + (firsts - ends + counts)[run_of]
-        found.append(seen_ms[steps[1]] - seen_ms[steps[0]])
-    return np.concatenate(found)
+        thinned.append(seen_ms[steps[1]] - seen_ms[steps[0]])
+    return np.concatenate(thinned)
 
 
 @dataclass(frozen=True, slots=True)

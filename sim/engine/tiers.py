@@ -20,14 +20,14 @@ class TierTraffic:
 
 def traffic_of(engines: Sequence[Engine], living: Sequence[Engine] | None = None) -> TierTraffic:
     """Return the traffic of a run's engines; ``living``: those whose memory is there at the end, else all."""
-    found = [one for engine in engines if (one := engine.scheduler.offloading) is not None]
-    kept = [one for engine in living or engines if (one := engine.scheduler.offloading) is not None]
+    tiers = [tier for engine in engines if (tier := engine.scheduler.offloading) is not None]
+    resident = [tier for engine in living or engines if (tier := engine.scheduler.offloading) is not None]
     return TierTraffic(
-        loads=sum(int(one.loads) for one in found),
-        loaded_tokens=sum(int(one.loaded_tokens) for one in found),
-        stored_blocks=sum(int(one.host.stored) for one in found),
-        host_blocks=sum(len(one.host.blocks) for one in kept),
-        host_evicted=sum(int(one.host.evicted) for one in found),
+        loads=sum(int(tier.loads) for tier in tiers),
+        loaded_tokens=sum(int(tier.loaded_tokens) for tier in tiers),
+        stored_blocks=sum(int(tier.host.stored) for tier in tiers),
+        host_blocks=sum(len(tier.host.blocks) for tier in resident),
+        host_evicted=sum(int(tier.host.evicted) for tier in tiers),
     )
 
 

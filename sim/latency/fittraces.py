@@ -60,7 +60,7 @@ def request_sample(records: Iterable[Record]) -> list[str]:
 
 def first_shared(sample: Container[str], records: Iterable[Record]) -> str | None:
     """Hash of the first request that is in the sample; None: there is none."""
-    return next((found for record in records if _is_timed(record) and (found := _hash(record)) in sample), None)
+    return next((digest for record in records if _is_timed(record) and (digest := _hash(record)) in sample), None)
 
 
 def _is_timed(record: Record) -> bool:
@@ -68,5 +68,5 @@ def _is_timed(record: Record) -> bool:
 
 
 def _hash(record: Record) -> str:
-    told = f"{record.request_id} {record.arrival_ms!r} {record.ttft_ms!r} {record.e2e_ms!r}"
-    return xxh3_64_hexdigest(told.encode())[:_DIGITS]
+    text = f"{record.request_id} {record.arrival_ms!r} {record.ttft_ms!r} {record.e2e_ms!r}"
+    return xxh3_64_hexdigest(text.encode())[:_DIGITS]

@@ -103,9 +103,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     def other_settings(self, engine: EngineConfig) -> Iterator[str]:
         """Yield settings that decide the cost of a step and are not those of the fit; a pool's size is none of them."""
         for name in PRICED_SETTINGS:
-            own, fitted = getattr(engine, name), getattr(self.engine, name)
-            if own != fitted:
-                yield f"{name} {own}, fitted under {fitted}"
+            value, fitted = getattr(engine, name), getattr(self.engine, name)
+            if value != fitted:
+                yield f"{name} {value}, fitted under {fitted}"
 
 
 def engine_with(config: EngineConfig, overrides: Mapping[str, Any]) -> EngineConfig:

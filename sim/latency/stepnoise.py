@@ -67,28 +67,28 @@ class StepNoise:
         return exp(self._step_log(normal, step_ms))
 
     def _normal(self, start_ms: float) -> float:
-        own = self._draw(2 * self._number)
+        independent = self._draw(2 * self._number)
         fresh = self._draw(2 * self._number + 1)
         kept = exp(-(start_ms - self._slow_at_ms) / self._correlation_ms)
         self._slow = kept * self._slow + sqrt(1.0 - kept * kept) * fresh
         self._slow_at_ms = start_ms
         self._number += 1
-        return self._slow_weight * self._slow + self._own_weight * own
+        return self._slow_weight * self._slow + self._own_weight * independent
 
     def _draw(self, counter: i64) -> float:
         """Draw a standard normal by splitmix64 of the counter in the stream."""
         uniform = float(shifted(mix64(self._key + (counter + 1) * GOLDEN), 11, 0x1FFFFFFFFFFFFF)) * 2.0**-53
-        place = uniform * NORMALS
-        below = i64(place)
+        position = uniform * NORMALS
+        below = i64(position)
         low = self._normals[below]
-        return low + (place - float(below)) * (self._normals[below + 1] - low)
+        return low + (position - float(below)) * (self._normals[below + 1] - low)
 
     def _step_log(self, normal: float, step_ms: float) -> float:
         """Return log(observed / predicted) of a step of ``step_ms`` at a ``normal``."""
         knots: i64 = len(self._knots)
-        place = min(max((normal + WIDEST) * PER_NORMAL, 0.0), LAST_INDEX)
-        below = i64(place)
-        part = place - float(below)
+        position = min(max((normal + WIDEST) * PER_NORMAL, 0.0), LAST_INDEX)
+        below = i64(position)
+        part = position - float(below)
         upper: i64 = 0
         at_ms = log(max(step_ms, 1e-9))
         while upper < knots and self._knots[upper] <= at_ms:

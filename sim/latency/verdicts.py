@@ -53,8 +53,8 @@ def verdicts_path(model: Path) -> Path:
 
 def engine_named(meta: Meta) -> dict[str, str]:
     engine = meta.engine
-    told = {"name": engine and engine.name, "version": engine and engine.version, "model": meta.model}
-    return {name: value for name, value in told.items() if value}
+    fields = {"name": engine and engine.name, "version": engine and engine.version, "model": meta.model}
+    return {name: value for name, value in fields.items() if value}
 
 
 def keep_verdict(model: Path, verdict: Verdict) -> None:
@@ -73,24 +73,24 @@ def read_verdicts(path: Path, model: Model) -> list[Verdict]:
         lines = verdicts_path(path).read_bytes().splitlines()
     except OSError:
         return []
-    found, digest = [], model_digest(model)
+    verdicts, digest = [], model_digest(model)
     for line in lines:
         try:
             verdict = msgspec.json.decode(line, type=Verdict)
         except NOT_JSON:
             continue
         if verdict.model_digest == digest:
-            found.append(verdict)
-    return found
+            verdicts.append(verdict)
+    return verdicts
 
 
 def verdict_sentence(path: Path, model: Model, trace_digest: str, meta: Meta) -> str:
     """Say in one line how the model of ``path`` did in ``sim validate`` on this trace, or on its engine."""
     known, engine = read_verdicts(path, model), engine_named(meta)
-    here = [one for one in known if one.trace_digest == trace_digest]
+    here = [verdict for verdict in known if verdict.trace_digest == trace_digest]
     if here:
         return f"in sim validate on this trace this model {here[-1]}"
-    alike = [one for one in known if engine and one.engine == engine]
+    alike = [verdict for verdict in known if engine and verdict.engine == engine]
     if alike:
         return f"not validated on this trace; on {alike[-1].trace}, of the same engine, this model {alike[-1]}"
     if known:
@@ -114,19 +114,19 @@ def trust(errors: Mapping[str, float], bands: Mapping[str, float], *, saturated:
     limited = [level for level in errors if level in limits]
     beyond = [level for level in limited if abs(errors[level]) > limits[level]]
     wide = {level: bands[level] for level in limited if bands[level] > limits[level]}
-    told = f"over all requests its TTFT forecast of this capture is off by {_errors_text(errors)}"
+    sentence = f"over all requests its TTFT forecast of this capture is off by {_errors_text(errors)}"
     if beyond:
         allowed = listed([share(limits[level]) for level in beyond])
         end = (
             f"more than the gates' {allowed} at {listed(beyond)}: trust no effect or answer that such an error changes"
         )
-        return Trust(f"{told}, {end}", trusted=False)
+        return Trust(f"{sentence}, {end}", trusted=False)
     if wide:
         level = max(wide, key=lambda name: wide[name])
         band = f"± {share(wide[level])}" if wide[level] != float("inf") else "no upper end"
         end = f"within the gates' limits, but with a band of {band} at {level}: {TOO_UNCERTAIN}"
-        return Trust(f"{told}, {end}", trusted=True)  # its members, and so an answer's confidence, say as much
-    return Trust(f"{told}, within the gates' limits", trusted=True)
+        return Trust(f"{sentence}, {end}", trusted=True)  # its members, and so an answer's confidence, say as much
+    return Trust(f"{sentence}, within the gates' limits", trusted=True)
 
 
 def _errors_text(errors: Mapping[str, float]) -> str:
@@ -139,17 +139,17 @@ def engine_differences(model: Model, meta: Meta, engine: EngineConfig | None = N
     ``engine``: the settings of the trace, by default those that its header tells.
     """
     if engine is None:
-        told = {name: getattr(meta.engine, name, None) for name in EngineConfig.__dataclass_fields__}
+        reported = {name: getattr(meta.engine, name, None) for name in EngineConfig.__dataclass_fields__}
         own_blocks = {} if model.engine.kv_groups is None else {"block_size": None}
-        engine = engine_with(model.engine, told | own_blocks)
+        engine = engine_with(model.engine, reported | own_blocks)
     fitted = {"model": model.model_name, **(model.diagnostics.get("engine") or {})}
-    for name, own in engine_named(meta).items():
-        if fitted.get(name) not in (None, own):
-            yield f"{name} {own}, fitted on {fitted[name]}"
+    for name, value in engine_named(meta).items():
+        if fitted.get(name) not in (None, value):
+            yield f"{name} {value}, fitted on {fitted[name]}"
     yield from model.other_settings(engine)
 
 
 def engine_warning(model: Model, meta: Meta, engine: EngineConfig | None = None) -> Iterator[str]:
     """Yield a line if the trace is of another engine than the model."""
-    if found := list(engine_differences(model, meta, engine)):
-        yield f"the model is of another engine than the trace ({'; '.join(found)}): its step times may not hold here"
+    if settings := list(engine_differences(model, meta, engine)):
+        yield f"the model is of another engine than the trace ({'; '.join(settings)}): its step times may not hold here"

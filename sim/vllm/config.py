@@ -99,5 +99,5 @@ def given_engine_flags(arguments: argparse.Namespace) -> list[str]:
 
 def engine_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     names = EngineConfig.__dataclass_fields__
-    found = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    return {**found, "kv_groups": read_groups(arguments.kv_groups).name} if arguments.kv_groups else found
+    overrides = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return {**overrides, "kv_groups": read_groups(arguments.kv_groups).name} if arguments.kv_groups else overrides

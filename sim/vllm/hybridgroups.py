@@ -25,7 +25,7 @@ def make_hybrid_cache(config: EngineConfig) -> HybridCache:
         partial_hits=layout.partial_hits,
         is_alone=len(layout.groups) == 1,
     )
-    groups = [_group(config, spec, pool, rules, place in layout.dropping) for place, spec in enumerate(layout.groups)]
+    groups = [_group(config, spec, pool, rules, index in layout.dropping) for index, spec in enumerate(layout.groups)]
     states = [spec for spec in layout.groups if spec.keeps_state]
     limits = ChunkLimits(
         states[0].block_size if states and caching else 0,

@@ -64,16 +64,16 @@ class KvLayout:
 
     def __post_init__(self) -> None:
         cached = [group.block_size for group in self.groups]
-        unit, whole = self.match_unit, self.block_size
-        if any(size % unit for size in cached) or (len(self.groups) == 1 and unit != whole):
+        unit, block = self.match_unit, self.block_size
+        if any(size % unit for size in cached) or (len(self.groups) == 1 and unit != block):
             raise InputError(f"kv_groups: match={unit}: does not divide blocks of {cached}; expected a divisor of all")
         sparse = any(group.keeps_state or group.kind == "window" for group in self.groups)
-        if self.retain and (not sparse or self.retain % whole):
+        if self.retain and (not sparse or self.retain % block):
             raise InputError(
-                f"kv_groups: retain={self.retain}; expected 0, none, or a multiple of {whole} with a window or mamba"
+                f"kv_groups: retain={self.retain}; expected 0, none, or a multiple of {block} with a window or mamba"
             )
-        for place, group in enumerate(self.groups):
-            if group.kind == "chunk" and (group.block_size != self.alignment or place in self.dropping):
+        for index, group in enumerate(self.groups):
+            if group.kind == "chunk" and (group.block_size != self.alignment or index in self.dropping):
                 raise InputError(
                     f"kv_groups: {group.name}: expected blocks of {self.alignment} tokens as in all groups, no eagle"
                 )
@@ -105,7 +105,7 @@ class KvLayout:
     def dropping(self) -> frozenset[int]:
         """Places of the groups that drop the last block of a hit."""
         drafts = [group for group in self.groups if group.draft] or [group for group in self.groups if self.eagle]
-        return frozenset(place for place, group in enumerate(self.groups) if group in drafts)
+        return frozenset(index for index, group in enumerate(self.groups) if group in drafts)
 
     @property
     def name(self) -> str:
@@ -123,8 +123,8 @@ def read_groups(text: str) -> KvLayout:
     is_path = text.endswith(".json") or bool(words) or Path(text).is_dir()
     if not is_path:
         return parse_groups(text)
-    found = kv_groups(Path(f"{path}.json" if words else text))
-    return parse_groups(f"{found}+{words}" if words else found)
+    layout = kv_groups(Path(f"{path}.json" if words else text))
+    return parse_groups(f"{layout}+{words}" if words else layout)
 
 
 def parse_groups(text: str) -> KvLayout:
@@ -148,16 +148,16 @@ def parse_groups(text: str) -> KvLayout:
 
 
 def _parse_group(word: str) -> list[KvGroup]:
-    found = _GROUP.fullmatch(word)
-    kind = next((one for one in KINDS if found and found[1] == one), None)
-    inside = [one for one in (found[2] or "").split("/") if one] if found else []
-    spans = [int(one) for one in inside if one.isdecimal()]
+    match = _GROUP.fullmatch(word)
+    kind = next((name for name in KINDS if match and match[1] == name), None)
+    inside = [part for part in (match[2] or "").split("/") if part] if match else []
+    spans = [int(part) for part in inside if part.isdecimal()]
     draft = "draft" in inside
     needs_span = kind in ("window", "chunk")
-    if found is None or kind is None or len(spans) + draft != len(inside) or len(spans) != needs_span:
+    if match is None or kind is None or len(spans) + draft != len(inside) or len(spans) != needs_span:
         raise InputError(f"kv_groups: {word!r}; expected {GRAMMAR}; kinds: {', '.join(KINDS)}")
-    if not int(found[3]) or 0 in spans or found[4] == "0":
+    if not int(match[3]) or 0 in spans or match[4] == "0":
         raise InputError(f"kv_groups: {word!r}; expected positive numbers of tokens and groups")
-    if max(int(found[3]), *spans, 0) > MOST_TOKENS or int(found[4] or 1) > MOST_GROUPS:
+    if max(int(match[3]), *spans, 0) > MOST_TOKENS or int(match[4] or 1) > MOST_GROUPS:
         raise InputError(f"kv_groups: {word!r}; expected at most {MOST_TOKENS} tokens and {MOST_GROUPS} groups")
-    return [KvGroup(kind, int(found[3]), sum(spans), draft)] * int(found[4] or 1)
+    return [KvGroup(kind, int(match[3]), sum(spans), draft)] * int(match[4] or 1)

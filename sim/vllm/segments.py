@@ -239,16 +239,16 @@ class SegmentPool:
             return end
         end = min(end, request.known_keys)
         keys = request.keys
-        others = segment.keys
-        one = request.first_key
+        segment_keys = segment.keys
+        first_key = request.first_key
         other = segment.base
-        if keys[one + end - 1] == others[other + end - 1]:
+        if keys[first_key + end - 1] == segment_keys[other + end - 1]:
             return end
         same = depth
         differs = end - 1
         while differs - same > 1:
             middle = (same + differs) // 2
-            if keys[one + middle] == others[other + middle]:
+            if keys[first_key + middle] == segment_keys[other + middle]:
                 same = middle
             else:
                 differs = middle

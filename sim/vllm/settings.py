@@ -33,9 +33,9 @@ def settle(metas: Mapping[str, Meta], overrides: Mapping[str, Any]) -> Settings:
     for path, meta in metas.items():
         if not overrides.get("kv_groups"):
             refuse_other_attention(meta, path)
-        told = {} if meta.engine is None else msgspec.structs.asdict(meta.engine)
+        reported = {} if meta.engine is None else msgspec.structs.asdict(meta.engine)
         for name in EngineConfig.__dataclass_fields__:
-            value = told.get(name)
+            value = reported.get(name)
             if value is None or overrides.get(name) is not None:
                 continue
             if learnt.setdefault(name, value) != value:
@@ -59,17 +59,17 @@ def settle(metas: Mapping[str, Meta], overrides: Mapping[str, Any]) -> Settings:
 
 def other_attention(meta: Meta) -> str | None:
     """Return the field of an engine's header that tells of a sliding window or of several cache groups; None: none."""
-    told = {} if meta.engine is None else meta.engine.extra
-    if told.get("sliding_window"):
-        return f"sliding_window: {told['sliding_window']}"
-    groups = told.get("kv_cache_groups")
+    reported = {} if meta.engine is None else meta.engine.extra
+    if reported.get("sliding_window"):
+        return f"sliding_window: {reported['sliding_window']}"
+    groups = reported.get("kv_cache_groups")
     return f"kv_cache_groups: {groups}" if isinstance(groups, int) and groups > 1 else None
 
 
 def refuse_other_attention(meta: Meta, path: object, flag: str = "--kv-groups") -> None:
     """Raise InputError if the engine's header tells of other attention, whose groups ``flag`` would give."""
-    if (told := other_attention(meta)) is not None:
-        raise InputError(f"{path}: meta.engine.{told}; expected {flag}, or an engine of full attention")
+    if (attention := other_attention(meta)) is not None:
+        raise InputError(f"{path}: meta.engine.{attention}; expected {flag}, or an engine of full attention")
 
 
 def _trace_block_size(metas: Mapping[str, Meta]) -> int | None:

@@ -46,8 +46,8 @@ def _due(arrival_ms: FloatArray, parents: IntArray, think_ms: FloatArray) -> tup
         is_next = due_ms[parents[waiting]] < np.inf
         if not is_next.any():
             break
-        some = waiting[is_next]
-        due_ms[some], depths[some] = due_ms[parents[some]] + think_ms[some], depth
+        ready = waiting[is_next]
+        due_ms[ready], depths[ready] = due_ms[parents[ready]] + think_ms[ready], depth
         waiting = waiting[~is_next]
     return due_ms, depths
 

@@ -53,13 +53,13 @@ class Arrivals:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, places: IntArray) -> Self:
-        """Select ``places``, in that order."""
+    def take(self, rows: IntArray) -> Self:
+        """Select ``rows``, in that order."""
         starts = np.cumsum(self.known) - self.known
-        columns: dict[str, Any] = {name: getattr(self, name)[places] for name in _COLUMNS}
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
         columns |= {
-            "ids": list(map(self.ids.__getitem__, places.tolist())),
-            "hashes": self.hashes[chain_places(starts[places], self.known[places])],
+            "ids": list(map(self.ids.__getitem__, rows.tolist())),
+            "hashes": self.hashes[chain_places(starts[rows], self.known[rows])],
         }
         return replace(self, **columns)
 
@@ -68,12 +68,12 @@ class Arrivals:
         column = self.batch.column(name)
         return [column[row] for row in self.rows.tolist()]
 
-    def records(self, places: IntArray) -> Iterator[Record]:
-        """Records at ``places``, for the caller to change."""
-        return map(self.batch.record, self.rows[places].tolist())
+    def records(self, rows: IntArray) -> Iterator[Record]:
+        """Records at ``rows``, for the caller to change."""
+        return map(self.batch.record, self.rows[rows].tolist())
 
 
-_COLUMNS = [one.name for one in fields(Arrivals) if one.name not in ("ids", "hashes", "batch")]
+_COLUMNS = [field.name for field in fields(Arrivals) if field.name not in ("ids", "hashes", "batch")]
 
 
 def plan_arrivals(
@@ -156,8 +156,8 @@ def parents_of(
     think_ms: FloatArray,
 ) -> tuple[IntArray, FloatArray]:
     """Places of the requests' parents and think times; a request that came before its parent's end has no parent."""
-    places = {name: place for place, name in enumerate(ids)}
-    parents = np.array([NOBODY if name is None else places.get(name, NOBODY) for name in parent_ids], np.int64)
+    row_of = {name: row for row, name in enumerate(ids)}
+    parents = np.array([NOBODY if name is None else row_of.get(name, NOBODY) for name in parent_ids], np.int64)
     think_ms = np.where(np.isnan(think_ms), arrival_ms - (arrival_ms + e2e_ms)[parents], think_ms)
     parents[~(think_ms >= 0.0) | (parents == np.arange(len(parents)))] = NOBODY
     think_ms[parents == NOBODY] = np.nan
@@ -165,5 +165,5 @@ def parents_of(
 
 
 def require_times(path: str | Path, ids: Sequence[str | None], arrival_ms: FloatArray) -> None:
-    for place in np.flatnonzero(np.isnan(arrival_ms))[:1].tolist():
-        raise InputError(f"{path}: request {ids[place]}: arrival_ms: missing; expected a time")
+    for row in np.flatnonzero(np.isnan(arrival_ms))[:1].tolist():
+        raise InputError(f"{path}: request {ids[row]}: arrival_ms: missing; expected a time")

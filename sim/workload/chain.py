@@ -76,8 +76,8 @@ class Chains:
 
 def engine_chains(meta: Meta, block_size: int | None) -> Chains:
     """Chains at ``block_size``, else at the engine's if the trace's divides it, else at the trace's."""
-    told, fine = (0 if meta.engine is None else meta.engine.block_size or 0), meta.block_size or 1
-    return Chains(meta, block_size or (told if told % fine == 0 else 0) or None)
+    reported, fine = (0 if meta.engine is None else meta.engine.block_size or 0), meta.block_size or 1
+    return Chains(meta, block_size or (reported if reported % fine == 0 else 0) or None)
 
 
 def tokens_computed(record: Record) -> int:
@@ -105,8 +105,8 @@ def finest_records(reader: TraceReader, page_size: int) -> tuple[Meta, Iterator[
     if page_size >= size or meta.hash is None or not meta.hash.branches:
         return meta, hashed_records(reader)
     inferred = outputs.inferred_outputs(reader)
-    with open_trace(reader.path) as whole:
-        chains = tokenchains.TokenChains(tokenchains.branches_of(map(inferred.fill, whole), size))
+    with open_trace(reader.path) as records:
+        chains = tokenchains.TokenChains(tokenchains.branches_of(map(inferred.fill, records), size))
     return tokenchains.opened_meta(meta), map(chains.expand, hashed_records(reader, inferred))
 
 

@@ -72,8 +72,8 @@ class Prompts:
     def take(self, rows: BoolArray) -> "Prompts":
         """Return the requests of some rows."""
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        places = chain_places(self.starts[:-1][rows], self.known[rows])
-        return replace(self, **columns, keys=self.keys[places])
+        indices = chain_places(self.starts[:-1][rows], self.known[rows])
+        return replace(self, **columns, keys=self.keys[indices])
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests as a KV cache gets them."""
