@@ -209,9 +209,11 @@ def _refused(name: str, expression: str, reason: str) -> GateResult:
 def failures(gates: Sequence[GateResult], state: str = "FAILED") -> list[str]:
     """Return the gates of a state in short, with their values."""
     return [
-        g.name if isinstance(g.value, bool) or g.name == g.expression else f"{g.name} ({share(g.value)})"
-        for g in gates
-        if g.state == state
+        gate.name
+        if isinstance(gate.value, bool) or gate.name == gate.expression
+        else f"{gate.name} ({share(gate.value)})"
+        for gate in gates
+        if gate.state == state
     ]
 
 

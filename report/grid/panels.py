@@ -125,7 +125,10 @@ def _slice_panels(grid: Grid, chosen: Point | None) -> Iterator[Panel]:
             if all(point.settings[axis_name] == center.settings[axis_name] for axis_name in fixed):
                 lines.setdefault(str(point.settings.get("label", "")), []).append(point)
         for measure in dict.fromkeys((grid.latency, grid.throughput if labelled else "hit_rate")):
-            known = {label: [p for p in series if p.middle(measure) is not None] for label, series in lines.items()}
+            known = {
+                label: [point for point in series if point.middle(measure) is not None]
+                for label, series in lines.items()
+            }
             if max(map(len, known.values())) > 1 or labelled:
                 panel_id = "".join(letter if letter.isalnum() else "-" for letter in f"{name}-{measure}")
                 title = f"{title_of(measure)} by {name}"

@@ -75,5 +75,7 @@ def _numbers(cells: Mapping[str, Cell]) -> Table:
     for name, cell in cells.items():
         cell_ttft = describe(cell)
         quantiles = [getattr(cell_ttft, level) for level in LEVELS]
-        rows.append([name, f"{cell_ttft.n:,}", *(TableCell(quantile_text(q), interval_text(q)) for q in quantiles)])
+        rows.append(
+            [name, f"{cell_ttft.n:,}", *(TableCell(quantile_text(each), interval_text(each)) for each in quantiles)]
+        )
     return Table(["TTFT ms", "n", *LEVELS], rows, folded=True)

@@ -37,7 +37,9 @@ def cohorts_of(records: Sequence[Record]) -> dict[str, IntArray]:
 
 def first_token_waits(forecast: Forecast, member: int, rows: IntArray) -> Waits:
     """TTFT of a member's requests, each waited for to its end."""
-    arrival_ms, ttft_ms, e2e_ms = (a[member, rows] for a in (forecast.arrival_ms, forecast.ttft_ms, forecast.e2e_ms))
+    arrival_ms, ttft_ms, e2e_ms = (
+        column[member, rows] for column in (forecast.arrival_ms, forecast.ttft_ms, forecast.e2e_ms)
+    )
     came = ~np.isnan(ttft_ms)
     gave_up = ~came & (forecast.outcome[member, rows] == ABORTED)
     end = np.where(came, EVENT, np.where(gave_up, CENSORED, FAILED)).astype(np.int8)

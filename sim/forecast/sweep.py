@@ -99,7 +99,8 @@ def sweep(config: ForecastConfig, grid: Grid, choice: Choice) -> ForecastGrid:
         throughput=PER_GPU,
         columns=[latency, "hit_rate", PER_GPU, *([] if choice.gpu_price is None else [COST]), "utilization"],
         points=[
-            points.with_mark(forecasts[key], *(m for m, keys in marks.items() if key in keys)) for key in scenarios
+            points.with_mark(forecasts[key], *(mark for mark, keys in marks.items() if key in keys))
+            for key in scenarios
         ],
         limits=[slo.text for slo in choice.slos],
         gpu_price=choice.gpu_price,
