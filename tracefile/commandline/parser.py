@@ -204,10 +204,8 @@ class Parser(argparse.ArgumentParser):
         )
 
     def _subcommands(self) -> list[str]:
-        choices_by_action = [
-            action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)
-        ]
-        return [name for choices in choices_by_action for name in choices]
+        groups = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return [name for choices in groups for name in choices]
 
 
 _HINTED: Final = re.compile(r" is now |did you mean|expected|missing a value")

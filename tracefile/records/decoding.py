@@ -127,8 +127,8 @@ class KvtapeDecoder:
         """Return the line's record, without values that are out of bounds."""
         try:
             return self.decode(line, where)
-        except OutOfBoundsError as decoded:
-            return decoded.record
+        except OutOfBoundsError as error:
+            return error.record
 
 
 def convert_record(fields: dict[str, Any], where: str) -> Record:
