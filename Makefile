@@ -33,7 +33,7 @@ check: $(VENV)/ready           ## format, lint, types and tests: what a change m
 
 results: $(VENV)/ready         ## forecasts against a real vLLM; what is captured is kept (about an hour)
 	$(PY) -m scripts.fidelity capture out/results
-	$(PY) -m scripts.fidelity judge out/results
+	$(PY) -m scripts.fidelity evaluate out/results
 
 # Where there is no C compiler the sources are run: setup.py says so, and all tests pass, slowly.
 COMPILED := $(shell grep -o '"[^" ]*/[^" ]*[.]py"' setup.py | tr -d '"')

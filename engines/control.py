@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from engines.access import OPEN, Access
 from engines.calls import BlockingCalls, CallError, Calls, most_bytes
+from engines.detection import DIALECTS
 from engines.dialect import Control, Dialect, Response
 from engines.facts import PAGES, EngineFacts, add_settings, first_model, read_facts, settings_pages
-from engines.recognition import DIALECTS
 from tracefile.records.errors import InputError
 from wire.answer import parse_answer
 from wire.head import OK

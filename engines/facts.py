@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from engines.detection import DIALECTS, dialect_of_metrics, dialect_of_owner
 from engines.dialect import DialectName, decoded, told_count, told_text
-from engines.recognition import DIALECTS, dialect_of_metrics, dialect_of_owner
 from engines.vllm import EMBEDDED_NAME
 from tracefile.hashing.blockhash import DEFAULT_BLOCK_SIZE
 from tracefile.records.schema import Engine

@@ -6,9 +6,9 @@ Every call is harmless: no generation, so that no block enters the prefix cache 
 from dataclasses import dataclass
 
 from engines.control import ControlClient
+from engines.detection import Recognised, find_dialect
 from engines.dialect import Dialect
 from engines.facts import PAGES, EngineFacts
-from engines.recognition import Recognised, find_dialect
 from engines.vllm import EMBEDDED_NAME
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from tracefile.commandline.ending import run_command
+from tracefile.commandline.exit_codes import run_command
 from tracefile.commandline.subcommands import Subcommand, run_subcommand
 
 COMMANDS = {
@@ -23,7 +23,7 @@ COMMANDS = {
 OWN = {
     "init": Subcommand("kvtape.initflags", "write a TOML file of flags for the engine that runs on this machine"),
     "doctor": Subcommand(
-        "kvtape.doctorflags", "check this machine and an engine before a capture, and say what to mend"
+        "kvtape.doctorflags", "check this machine and an engine before a capture, and say what to fix"
     ),
     "completion": Subcommand("kvtape.completion", "print a script that completes commands and flags in a shell"),
 }

@@ -1,4 +1,4 @@
-"""``kvtape doctor``: checks of this machine and of an engine before a capture, each with the way to mend it."""
+"""``kvtape doctor``: checks of this machine and of an engine before a capture, each with the way to fix it."""
 
 import argparse
 import ctypes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from loadgen.loadflags import parse_config
 from loadgen.sweepplan import parse_sweep
-from tracefile.commandline.ending import run_command
+from tracefile.commandline.exit_codes import run_command
 
 
 def main(argv: Sequence[str]) -> int:

@@ -8,25 +8,25 @@ from itertools import islice
 import msgspec
 
 from engines.control import ControlClient
+from engines.detection import dialect_notes, recognition_notes
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
 from engines.readiness import look_at, unreported
-from engines.recognition import dialect_notes, recognition_notes
 from loadgen.core.job import Job
 from loadgen.core.request import SESSION_HEADER, origin_of
 from loadgen.plan.config import LoadConfig
+from loadgen.plan.first_prompts import orders_of
 from loadgen.plan.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, LoadJob, load_name
-from loadgen.plan.opening import orders_of
 from loadgen.plan.workload import Workload as PlannedLoad
-from loadgen.runs.driving import RunConfig, announce, run_job, tokenizer_words
+from loadgen.runs.coordinator import RunConfig, announce, run_job, tokenizer_words
 from loadgen.runs.outcome import RunOutcome
-from loadgen.runs.refusal import refusal
+from loadgen.runs.preflight_errors import refusal
 from loadgen.runs.summary import Ending, end_run, summary_lines
 from loadgen.text.prompt_token_check import GIVEN, IDS, check_lines, check_notes, report_check
 from loadgen.text.targettext import NO_TARGET, TargetText, learn_target
 from loadgen.text.tokenizer import TokenizerError, find_tokenizer, path_of
 from loadgen.text.words import UNPROVEN
-from measure.wording import NOTHING_CACHED
+from measure.number_format import NOTHING_CACHED
 from tracefile.commandline.printing import print_result
 from tracefile.hashing.hashkey import load_key
 from tracefile.records.errors import InputError

@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 
 from engines.control import ControlClient, reset_prefix_cache
+from engines.detection import dialect_notes
 from engines.readiness import Target, look_at
-from engines.recognition import dialect_notes
 from loadgen.core.bodies import cache_probe
 from loadgen.core.request import origin_of
 from loadgen.loadrun import send_load
 from loadgen.plan.config import ONE_TURN, LoadConfig
-from loadgen.runs.driving import announce
+from loadgen.runs.coordinator import announce
 from loadgen.runs.outcome import INTERRUPTED, exit_code
 from loadgen.runs.summary import Ending
 from loadgen.sweepplan import PROG, PlannedRun, SweepPlan

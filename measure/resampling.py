@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from measure.distributions import stdtrit
 from measure.quantiles import interval_places
-from measure.scores import stdtrit
-from measure.survival import Waits, incidence, quantiles
+from measure.survival import LatencySample, incidence, quantiles
 from tracefile.records.arrays import FloatArray, IntArray
 
 CONFIDENCE = 0.90
@@ -66,7 +66,11 @@ def draw_weights(sessions: int, replicates: int, seed: int) -> npt.NDArray[np.ui
 
 
 def resample(
-    waits: Waits, session_of_row: IntArray, weights: npt.NDArray[np.uint16], levels: FloatArray, points: IntArray
+    waits: LatencySample,
+    session_of_row: IntArray,
+    weights: npt.NDArray[np.uint16],
+    levels: FloatArray,
+    points: IntArray,
 ) -> Replicates:
     """Return quantiles, and survival at the sorted positions ``points``, for each draw; NaN: no session of the cell."""
     columns = session_of_row[waits.row]

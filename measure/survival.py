@@ -33,7 +33,7 @@ END_OF_STATUS: Final[dict[Status, int]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class LatencySample:
     """A sample of n waits sorted by time; at equal times those that ended come before those given up."""
 
     time_ms: FloatArray
@@ -62,15 +62,15 @@ class Waits:
         return float(self.time_ms[-1]) if len(self) else 0.0
 
 
-def make_waits(time_ms: FloatArray, end: npt.NDArray[np.int8], row: IntArray, unobserved: int = 0) -> Waits:
+def latency_sample(time_ms: FloatArray, end: npt.NDArray[np.int8], row: IntArray, unobserved: int = 0) -> LatencySample:
     """Sort a sample by time, ends before censorings."""
     order = np.lexsort((end, time_ms))
-    return Waits(time_ms[order], end[order], row[order], unobserved)
+    return LatencySample(time_ms[order], end[order], row[order], unobserved)
 
 
-def pooled_waits(samples: Sequence[Waits]) -> Waits:
+def pooled_waits(samples: Sequence[LatencySample]) -> LatencySample:
     """Return several samples together."""
-    return make_waits(
+    return latency_sample(
         np.concatenate([one.time_ms for one in samples]),
         np.concatenate([one.end for one in samples]),
         np.concatenate([one.row for one in samples]),
@@ -78,7 +78,7 @@ def pooled_waits(samples: Sequence[Waits]) -> Waits:
     )
 
 
-def incidence(waits: Waits, weights: npt.NDArray[np.integer[Any]] | None = None) -> FloatArray:
+def incidence(waits: LatencySample, weights: npt.NDArray[np.integer[Any]] | None = None) -> FloatArray:
     """Return the share of waits with their event by each of the n sorted times; ``1 − incidence`` is the survival.
 
     ``weights`` of shape (replicates, n) or (n,): count of each wait; none: 1. The result has their shape. With
@@ -100,7 +100,7 @@ def incidence(waits: Waits, weights: npt.NDArray[np.integer[Any]] | None = None)
     return np.asarray(np.cumsum(mass, axis=-1))
 
 
-def quantiles(waits: Waits, share: FloatArray, levels: FloatArray) -> FloatArray:
+def quantiles(waits: LatencySample, share: FloatArray, levels: FloatArray) -> FloatArray:
     """Return the smallest time by which each level of ``share``, a curve (n,) of ``incidence``, is reached; or inf."""
     if not len(waits):
         return np.full(len(levels), np.inf)
@@ -108,7 +108,7 @@ def quantiles(waits: Waits, share: FloatArray, levels: FloatArray) -> FloatArray
     return np.where(at < len(waits), waits.time_ms[np.minimum(at, len(waits) - 1)], np.inf)
 
 
-def survival_at(waits: Waits, share: FloatArray, times_ms: FloatArray) -> FloatArray:
+def survival_at(waits: LatencySample, share: FloatArray, times_ms: FloatArray) -> FloatArray:
     """Return the share still waiting just after each time: 1 before the first wait ends."""
     at = np.searchsorted(waits.time_ms, times_ms, side="right")
     return 1.0 - np.concatenate([[0.0], share])[at]

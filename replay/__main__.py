@@ -11,7 +11,7 @@ from loadgen.core.settings import RunSettings, add_run_arguments, add_target_arg
 from loadgen.runs.merging import refuse_lost_inputs
 from replay.config import ReplayApi, ReplayConfig, parse_loras
 from tracefile.commandline.durations import duration
-from tracefile.commandline.ending import run_command
+from tracefile.commandline.exit_codes import run_command
 from tracefile.commandline.parser import Parser, same_named
 from tracefile.storage.output import output_name
 from tracefile.storage.segments import TRACE_SUFFIXES

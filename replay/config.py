@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from engines.detection import dialect_notes
 from engines.dialect import Dialect
-from engines.recognition import dialect_notes
 from loadgen.core.settings import RunSettings, check_positive
 from loadgen.text.api_messages import Api
-from measure.wording import rounded_hits
+from measure.number_format import rounded_hits
 from replay.survey import Selection, Survey
 from tracefile.records.errors import InputError
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from measure.wording import NOTHING_CACHED
+from measure.number_format import NOTHING_CACHED
 from replay.capture import Captured
 from replay.survey import Survey
 from tracefile.records.errors import InputError

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from engines.detection import DIALECTS
 from engines.dialect import Dialect, DialectName
-from engines.recognition import DIALECTS
 from engines.vllm import VLLM
 from loadgen.core.bodies import completions_body
 from loadgen.core.draws import GENERATOR, TokenIds

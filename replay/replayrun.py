@@ -7,15 +7,15 @@ from dataclasses import replace
 import msgspec
 
 from engines.control import ControlClient, reset_prefix_cache
+from engines.detection import recognition_notes
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
 from engines.readiness import Target, look_at, unreported
-from engines.recognition import recognition_notes
 from loadgen.core.bodies import cache_probe
 from loadgen.core.request import origin_of
-from loadgen.runs.driving import RunConfig, announce, run_job, tokenizer_words
+from loadgen.runs.coordinator import RunConfig, announce, run_job, tokenizer_words
 from loadgen.runs.outcome import RunOutcome
-from loadgen.runs.refusal import refusal
+from loadgen.runs.preflight_errors import refusal
 from loadgen.runs.summary import Summary, end_run, summary_lines
 from loadgen.text.prompt_token_check import IDS, check_lines, check_notes, report_check
 from loadgen.text.targettext import NO_TARGET, learn_target

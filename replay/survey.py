@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from measure.wording import count, duration
+from measure.number_format import count, duration
+from tracefile.analysis.checking import Rule, check_hashes, check_signs
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import TraceReader, open_trace
 from tracefile.records.errors import InputError
 from tracefile.records.schema import MOST_TOKENS, Meta, Record, RequestId
-from tracefile.study.checking import Rule, check_hashes, check_signs
 from wire.answer import GENERATING
 
 HTTP_ERROR = 400

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 
-from measure import wording
+from measure import number_format
 from report.pages.panels import Page, print_page
 from tracefile.commandline.printing import print_json
 from tracefile.storage.output import PAGE, Name, check_output, replace_output
@@ -50,7 +50,7 @@ def render_page(page: Page) -> str:
     environment = Environment(
         loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["sentence"] = wording.sentence
+    environment.filters["sentence"] = number_format.sentence
     return environment.get_template("page.html.jinja").render(
         page=page,
         figures_json=Markup(script_json(page.figures)),

@@ -24,7 +24,7 @@ from report.compare.results import Comparison
 from scripts import vllm_engine
 from scripts.job import Command, Workspace
 from scripts.processes import free_port, measuring_cores, on_core
-from tracefile.commandline.ending import UNCERTAIN
+from tracefile.commandline.exit_codes import UNCERTAIN
 
 EngineKind = Literal["sim", "vllm"]
 

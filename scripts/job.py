@@ -15,8 +15,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from engines.control import ControlClient
+from engines.detection import find_dialect
 from engines.dialect import Dialect
-from engines.recognition import find_dialect
 from loadgen.sweeping import wait_until_idle
 from scripts.processes import is_listening, serving, tail
 from tracefile.records.errors import InputError

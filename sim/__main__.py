@@ -4,7 +4,7 @@ import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the res
 
 from collections.abc import Sequence
 
-from tracefile.commandline.ending import run_command
+from tracefile.commandline.exit_codes import run_command
 from tracefile.commandline.subcommands import Subcommand, run_subcommand
 
 COMMANDS = {

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import get_args
 
 from engines.access import HEADER_NAME, SECRET_HEADER, add_access_arguments, read_access
+from engines.detection import DIALECTS
 from engines.dialect import DialectName
-from engines.recognition import DIALECTS
 from engines.routing import ROUTE_HELP
 from engines.tokenizer import tokenizer_folder
 from tap.ipc.settings import AUTO, NAMED_TOKENIZERS, Injection, Settings, distinct_origins, read_upstreams
 from tap.proxy.routing import live_route
 from tracefile.commandline.durations import duration
-from tracefile.commandline.ending import run_command
+from tracefile.commandline.exit_codes import run_command
 from tracefile.commandline.parser import Parser, same_named
 from tracefile.commandline.workers import usable_cores
 from tracefile.hashing.hashkey import key_path

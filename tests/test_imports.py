@@ -33,7 +33,7 @@ MORE = {
 # A room's folders from the ground up: a folder imports only those before it, and "" (the room's own files) all of them.
 FLOORS = {
     "tracefile": [
-        *("records", "commandline", "hashing", "storage", "files", "study", ""),
+        *("records", "commandline", "hashing", "storage", "files", "analysis", ""),
     ],
     "measure": ["cache", "", "metrics"],
     "wire": ["", "client"],

@@ -3,14 +3,14 @@
 import sys
 from itertools import islice
 
+from tracefile.analysis.checking import check_trace
+from tracefile.analysis.summary import summarise, summary_lines, summary_object
 from tracefile.commandline.printing import print_result
 from tracefile.config import Config
 from tracefile.conversion import convert_traces
 from tracefile.files.reading import TraceReader, open_trace
 from tracefile.records.encoding import encode_meta, encode_record
 from tracefile.records.errors import InputError
-from tracefile.study.checking import check_trace
-from tracefile.study.summary import summarise, summary_lines, summary_object
 
 FINDINGS_SHOWN = 100
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from tracefile.analysis.anonymity import ROUNDING_MS, Pseudonyms, anonymize, anonymous_meta
 from tracefile.commandline.progress import counted
 from tracefile.config import Config
 from tracefile.files.digest import refuse_pipe
@@ -24,7 +25,6 @@ from tracefile.hashing.downsampling import downsample
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record, RequestId
 from tracefile.sessions import NO_CHAINS, SessionIndex
-from tracefile.study.anonymity import ROUNDING_MS, Pseudonyms, anonymize, anonymous_meta
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ class WorkloadAware:
       need is computed again.
     - Context lost: contexts of the engine's living sessions and this one beyond its KV cache, in proportion.
 
-    Assumptions: a session at rest for four mean rests has ended; sessions differ by their turn alone; all turns grow
+    Priors: a session at rest for four mean rests has ended; sessions differ by their turn alone; all turns grow
     by the mean; an engine keeps the contexts of its living sessions; a session stays where it goes now. A request
     without a session has no further turns, so the TTFT alone decides.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engines.access import HEADER_NAME, OPEN, OWN_HEADERS, Access, add_access_arguments, read_access
-from engines.recognition import CHOICES
+from engines.detection import CHOICES
 from loadgen.core.bodyfields import PLAIN, BodyFields, parse_extra_body
 from loadgen.core.request import SESSION_HEADER
 from loadgen.core.vocabulary import ORDINARY, Vocabulary

@@ -16,7 +16,7 @@ from loadgen.core.request import PlannedRequest, request_headers
 from loadgen.core.settings import RunSettings
 from loadgen.datasets.session import estimated_tokens
 from loadgen.plan.config import LoadConfig
-from loadgen.plan.opening import ChatOpening, TokenOpening
+from loadgen.plan.first_prompts import ChatOpening, TokenOpening
 from loadgen.plan.shapes import SessionShape
 from loadgen.plan.stages import Wave, waves
 from loadgen.plan.workload import Survey, Workload

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loadgen.core.job import Job, Shard
 from loadgen.core.settings import RunSettings
-from measure.tally import Counts, Recent, Tally
+from measure.live_counts import Counts, LiveCounts, Recent
 from tracefile.records.schema import Meta
 
 
@@ -72,7 +72,7 @@ class Progress:
 class Done:
     """Worker → parent, last: all has ended, and the worker's trace is complete."""
 
-    tally: Tally
+    tally: LiveCounts
     findings: dict[str, int]
     stopped: str | None
     """Null: not cut short."""

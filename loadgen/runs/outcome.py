@@ -7,7 +7,7 @@ from pathlib import Path
 
 from loadgen.runs.merging import record_lines
 from loadgen.runs.messages import Done, Failed
-from measure.tally import Tally
+from measure.live_counts import LiveCounts
 from tracefile.records.decoding import KvtapeDecoder
 from tracefile.records.schema import Meta
 
@@ -18,7 +18,7 @@ INTERRUPTED = 130
 class RunOutcome:
     """Outcome of a run."""
 
-    tally: Tally
+    tally: LiveCounts
     findings: dict[str, int]
     digest: str
     """Workload's: equal digests, equal planned traffic."""
@@ -36,7 +36,7 @@ class RunOutcome:
 def outcome_of(
     words: Sequence[Done | Failed], parts: Sequence[Path], *, where: Sequence[str], digest: str, stopped: str | None
 ) -> RunOutcome:
-    tally, findings, seconds = Tally(), Counter[str](), 0.0
+    tally, findings, seconds = LiveCounts(), Counter[str](), 0.0
     for word, part in zip(words, parts, strict=True):
         of_worker, its_s = (word.tally, word.seconds) if isinstance(word, Done) else recorded(part)
         tally.merge(of_worker)
@@ -64,9 +64,9 @@ def is_answered(outcome: RunOutcome) -> bool:
     return not tally.ended or unanswered < tally.ended
 
 
-def recorded(part: Path) -> tuple[Tally, float]:
-    """Tally of a worker that died, from its records, and the end of the last one in seconds."""
-    tally, decoder, seconds = Tally(), KvtapeDecoder(Meta()), 0.0
+def recorded(part: Path) -> tuple[LiveCounts, float]:
+    """LiveCounts of a worker that died, from its records, and the end of the last one in seconds."""
+    tally, decoder, seconds = LiveCounts(), KvtapeDecoder(Meta()), 0.0
     for line in record_lines(part):
         record = decoder.decode_without_faults(line, str(part))
         tally.started += 1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadgen.runs.messages import Done, Failed, Progress
-from measure.tally import Counts, Recent, Sample
+from measure.live_counts import Counts, Recent, Sample
 
 WINDOW_S = 10.0
 

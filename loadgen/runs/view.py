@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen.runs.progress import Quantiles, RunProgress, Status
-from measure.tally import LATE_MS
+from measure.live_counts import LATE_MS
 from tracefile.commandline.console import CommandConsole
 from tracefile.commandline.progress import clock
 

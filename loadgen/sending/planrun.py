@@ -18,7 +18,7 @@ from loadgen.core.request import RequestWriter
 from loadgen.sending.exchange import Exchange, Order
 from loadgen.sending.records import reason_of, response_of
 from loadgen.sending.sender import Connections, Sender
-from measure.tally import Tally
+from measure.live_counts import LiveCounts
 from tracefile.records.schema import Record
 from wire.alarm import Alarm, Clock
 
@@ -75,7 +75,7 @@ class PlanRun:
         self.last_end_ns = t0_ns
         self.reason = ""
         """The engine's words for the first refused request: for the terminal alone, as they may quote it."""
-        self.tally = Tally()
+        self.tally = LiveCounts()
         self.settle_delay_ms = array("d")
         """From each response's end until what follows it was planned."""
         self._next_root()
@@ -105,7 +105,7 @@ class PlanRun:
         self._alarm.close()
         self._sender.close()
 
-    def count(self) -> Tally:
+    def count(self) -> LiveCounts:
         """Return the tally as it is now."""
         self.tally.started, self.tally.in_flight = self._sender.started, self._sender.in_flight + len(self._ended)
         return self.tally

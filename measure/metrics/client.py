@@ -6,10 +6,10 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from measure.live_counts import late_limit_ms
 from measure.metrics.results import Client, Statistics
 from measure.metrics.statistics import quantile_of, statistics_of
 from measure.runs import Run
-from measure.tally import late_limit_ms
 from tracefile.records.arrays import FloatArray
 from tracefile.records.schema import Meta, Workload
 

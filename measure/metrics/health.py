@@ -6,8 +6,8 @@ import numpy as np
 
 from measure.metrics.requests import request_counts
 from measure.metrics.results import Client, HealthCheck, Hits, Verdict
+from measure.number_format import duration, share, share_of
 from measure.runs import Run
-from measure.wording import duration, share, share_of
 from tracefile.records.errors import USAGE_ADVICE
 
 BAD_SHARE: Final = 0.05

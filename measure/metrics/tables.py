@@ -19,8 +19,19 @@ from measure.metrics.results import (
     UpstreamMetrics,
     Workload,
 )
+from measure.number_format import (
+    NOTHING,
+    cache_size,
+    compact,
+    count,
+    duration,
+    duration_ms,
+    factor,
+    rate,
+    rests_on,
+    share,
+)
 from measure.table import TextTable, table_lines
-from measure.wording import NOTHING, cache_size, compact, count, duration, duration_ms, factor, rate, rests_on, share
 
 TITLES: Final = {
     "ttft_ms": "TTFT ms",

@@ -14,14 +14,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from measure.latency_samples import distance
 from measure.metrics.requests import LEAST_WHOLE
+from measure.number_format import listed, share
 from measure.quantiles import ROUNDING
 from measure.resampling import FEWEST_UNITS, FEWEST_UNITS_ABOVE, effective_units, interval, resample, t_quantile
 from measure.runs import Run
-from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, quantiles
+from measure.survival import CENSORED, EVENT, FAILED, LatencySample, incidence, quantiles
 from measure.thresholds import BELOW_SATURATION, TOO_UNCERTAIN
-from measure.waits import distance
-from measure.wording import listed, share
 from report.compare.pairing import Join
 from report.compare.results import (
     LEVELS,
@@ -35,7 +35,7 @@ from report.pages.figures import Curve
 from tracefile.records.arrays import FloatArray, IntArray
 
 MIN_CELL: Final = 30
-"""Waits that each side of a cell needs before anything is said about their difference."""
+"""LatencySample that each side of a cell needs before anything is said about their difference."""
 LEVEL_SHARES: Final[FloatArray] = np.array(list(LEVELS.values()))
 _BULK_POINTS: Final = 240
 _TAIL_POINTS: Final = 120
@@ -45,7 +45,7 @@ _TAIL_POINTS: Final = 120
 class Cell:
     """A label's sample and what is derived from it; of an ensemble, all ``members`` as one sample (0: a trace)."""
 
-    waits: Waits
+    waits: LatencySample
     sessions: int
     effective_n: float
     """Independent units, of sessions that met in no queue, that tell as much."""
@@ -75,7 +75,7 @@ Cells = Mapping[tuple[str, str, Metric], Cell]
 """By label, cohort and metric."""
 
 
-def measure(waits: Waits, session_of_row: IntArray, weights: npt.NDArray[np.uint16] | None) -> Cell:
+def measure(waits: LatencySample, session_of_row: IntArray, weights: npt.NDArray[np.uint16] | None) -> Cell:
     """Curve, quantiles and bootstrap draws of one sample; ``weights`` None: no intervals."""
     if not len(waits):
         return empty_cell(waits)
@@ -99,7 +99,7 @@ def measure(waits: Waits, session_of_row: IntArray, weights: npt.NDArray[np.uint
     return Cell(waits, sessions, effective_n, values_ms, low_ms, high_ms, drawn_ms, curve)
 
 
-def empty_cell(waits: Waits, members: int = 0) -> Cell:
+def empty_cell(waits: LatencySample, members: int = 0) -> Cell:
     nothing, unknown = np.empty(0), np.full(len(LEVEL_SHARES), np.nan)
     curve = Curve(nothing, nothing, nothing, nothing)
     return Cell(waits, 0, 0.0, unknown, unknown, unknown, None, curve, members)
@@ -130,7 +130,7 @@ def describe(cell: Cell) -> Duration:
     )
 
 
-def judge(
+def evaluate(
     truth: Cell,
     other: Cell,
     per_request: tuple[FloatArray, FloatArray] | None,
@@ -228,7 +228,7 @@ def _with_requests(cell: DurationError, truth_ms: FloatArray, other_ms: FloatArr
     return msgspec.structs.replace(cell, joined=len(t), **values)
 
 
-def drawn_points(waits: Waits) -> IntArray:
+def drawn_points(waits: LatencySample) -> IntArray:
     """Return positions of sorted waits to draw: evenly by rank, and denser towards the tail."""
     n = len(waits)
     bulk = np.linspace(0, n - 1, _BULK_POINTS)

@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, own_traits
+from measure.latency_samples import completion_waits, first_token_waits, token_gaps, token_paces
 from measure.resampling import CONFIDENCE, busy_units, draw_weights
 from measure.runs import STATUSES, Run, load_run
-from measure.survival import Waits
+from measure.survival import LatencySample
 from measure.thresholds import BELOW_SATURATION, IN_SATURATION
-from measure.waits import completion_waits, first_token_waits, token_gaps, token_paces
 from report.compare.cells import (
     MIN_CELL,
     Cell,
     Cells,
+    evaluate,
     joined_rows,
-    judge,
     measure,
 )
 from report.compare.ensembles import (
@@ -45,7 +45,7 @@ Members = Mapping[str, Sequence[Run]]
 """By label; the ensemble's own run is their median, row by row."""
 
 _NO_ROWS: Final[IntArray] = np.empty(0, dtype=np.int64)
-_SAMPLES: Final[dict[Metric, Callable[[Run, IntArray], Waits]]] = {
+_SAMPLES: Final[dict[Metric, Callable[[Run, IntArray], LatencySample]]] = {
     "ttft": first_token_waits,
     "tpot": token_paces,
     "itl": token_gaps,
@@ -132,7 +132,7 @@ def compare_runs(runs: Mapping[str, Run], question: Question, members: Members |
     traces = {
         label: provenance(run, cuts[label].rows, cells, len(members.get(label, ()))) for label, run in runs.items()
     }
-    pairs = _judge_all(_Material(runs, members, joins, cuts, cells), question)
+    pairs = _evaluate_all(_Material(runs, members, joins, cuts, cells), question)
     result = Comparison(
         schema=SCHEMA,
         headline=headline(traces, pairs, MIN_CELL, question.bootstrap),
@@ -239,18 +239,20 @@ def _measure(
     return cells
 
 
-def _judge_all(material: _Material, question: Question) -> dict[str, Pair]:
+def _evaluate_all(material: _Material, question: Question) -> dict[str, Pair]:
     """Judge every pair, in the order of the labels; repeats first, as the others are held to them and their truth."""
     pairs: dict[str, Pair] = {}
     for label in sorted(question.truths, key=lambda name: name not in question.repeats):
         truth = question.truths[label]
         repeats = [] if label in question.repeats else [pairs[one] for one in question.repeats]
         repeats = [pair for pair in repeats if pair.truth == truth]
-        pairs[label] = _judge_pair(material, truth, label, repeats, question)
+        pairs[label] = _evaluate_pair(material, truth, label, repeats, question)
     return {label: pairs[label] for label in material.runs if label in pairs}
 
 
-def _judge_pair(material: _Material, truth_label: str, label: str, repeats: Sequence[Pair], question: Question) -> Pair:
+def _evaluate_pair(
+    material: _Material, truth_label: str, label: str, repeats: Sequence[Pair], question: Question
+) -> Pair:
     truth, other, join = material.runs[truth_label], material.runs[label], material.joins[label]
     cells, fitted = material.cells, question.fitted.get(label, 0)
     limits = IN_SATURATION if label in question.saturated else BELOW_SATURATION
@@ -261,7 +263,7 @@ def _judge_pair(material: _Material, truth_label: str, label: str, repeats: Sequ
         truth_rows, other_rows = joined_rows(join, rows, truth)
         again = [pair.cohorts[name] for pair in repeats if name in pair.cohorts]
         errors = {
-            metric: judge(
+            metric: evaluate(
                 cells[truth_label, name, metric],
                 cells[label, name, metric],
                 _per_request(metric, truth, other, truth_rows, other_rows),
@@ -315,7 +317,7 @@ class Predicted:
     facts: Forecast
 
 
-def judge_forecasts(
+def evaluate_forecasts(
     captured: Mapping[str, Run],
     predicted: Mapping[str, Predicted],
     *,

@@ -16,7 +16,7 @@ from measure.cohorts import ALL
 from measure.quantiles import quantile, quantile_place
 from measure.resampling import FEWEST_UNITS, effective_units, interval, resample
 from measure.runs import Run
-from measure.survival import Waits, incidence, pooled_waits, quantiles, survival_at
+from measure.survival import LatencySample, incidence, pooled_waits, quantiles, survival_at
 from report.compare.cells import (
     JUDGED_LEVELS,
     LEVEL_SHARES,
@@ -133,7 +133,7 @@ def middle_run(members: Sequence[Run]) -> Run:
 
 
 def measure_ensemble(
-    members: Sequence[Waits], session_of_row: IntArray, weights: npt.NDArray[np.uint16] | None
+    members: Sequence[LatencySample], session_of_row: IntArray, weights: npt.NDArray[np.uint16] | None
 ) -> Cell:
     """Middle and band over the members' samples of one metric in one cohort; draws resample each member's sessions."""
     pooled = pooled_waits(members)
@@ -159,7 +159,7 @@ def measure_ensemble(
     )
 
 
-def _draws(members: Sequence[Waits], session_of_row: IntArray, weights: npt.NDArray[np.uint16]) -> FloatArray:
+def _draws(members: Sequence[LatencySample], session_of_row: IntArray, weights: npt.NDArray[np.uint16]) -> FloatArray:
     drawn_ms = np.full((len(weights), len(LEVEL_SHARES)), np.nan)
     nowhere = np.empty(0, dtype=np.int64)
     for number, member in enumerate(members[: len(weights)]):

@@ -10,6 +10,7 @@ from math import expm1, inf
 from typing import Final
 
 from measure.cohorts import ALL, cohort_order
+from measure.number_format import listed, share
 from measure.quantiles import quantile
 from measure.thresholds import (
     BELOW_SATURATION,
@@ -19,7 +20,6 @@ from measure.thresholds import (
     is_uncertain,
     parse_threshold,
 )
-from measure.wording import listed, share
 from report.compare.cells import MIN_CELL, gated_error
 from report.compare.ensembles import counted_cohorts
 from report.compare.results import (
@@ -36,7 +36,7 @@ from report.compare.results import (
     Quantile,
     QuantileError,
 )
-from tracefile.commandline.ending import verdict_code
+from tracefile.commandline.exit_codes import verdict_code
 from tracefile.records.errors import USAGE_ADVICE, InputError
 
 _QUANTILE_KEYS: Final = QuantileError.__struct_fields__

@@ -6,9 +6,9 @@ from typing import Final
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
 from measure.metrics.client import measure_client
 from measure.metrics.health import check_lag
+from measure.number_format import factor, listed, share, signed_percent
 from measure.resampling import CONFIDENCE, FEWEST_UNITS
 from measure.runs import Run
-from measure.wording import factor, listed, share, signed_percent
 from report.compare.results import Duration, Forecast, Pair, Provenance, QuantileError
 from tracefile.records.errors import USAGE_ADVICE
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from measure.number_format import factor
 from measure.runs import Run
-from measure.wording import factor
 from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from measure.cohorts import ALL, LATER_TURNS, MAIN, cohort_order, cohort_title
-from measure.wording import NOTHING, duration_ms, share, signed_percent
+from measure.number_format import NOTHING, duration_ms, share, signed_percent
 from report.compare.cells import JUDGED_LEVELS
 from report.compare.comparison import Compared
 from report.compare.ensembles import counted_cohorts

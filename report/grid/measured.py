@@ -14,11 +14,11 @@ from measure.metrics.results import TraceMetrics
 from measure.metrics.slos import slos_of
 from measure.metrics.statistics import statistic
 from measure.metrics.trace import measure_run, read_run
+from measure.number_format import duration, factor, listed
 from measure.quantiles import quantile
 from measure.resampling import t_quantile
 from measure.sweepindex import INDEX, read_sweep
 from measure.thresholds import Threshold
-from measure.wording import duration, factor, listed
 from report.grid.points import LATENCY, PER_GPU, THROUGHPUT, Grid, Measure, Point, Span, pareto_set, workload_of
 from tracefile.records.errors import InputError
 

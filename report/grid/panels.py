@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from measure.wording import NOTHING
+from measure.number_format import NOTHING
 from report.grid.points import (
     Grid,
     Point,

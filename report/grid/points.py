@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from measure import wording
+from measure import number_format
 from measure.cohorts import cohort_title
 
 LEVELS: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -107,7 +107,7 @@ def reading_of(measure: str) -> Callable[[float], str]:
     if measure in _SHARES:
         return lambda value: f"{value:.1%}"
     if measure.split(".", maxsplit=1)[0] in _TIMES:
-        return wording.duration_ms
+        return number_format.duration_ms
     if measure == COST:
         return lambda value: f"{value:.3g}"
     if measure in ("preemptions", "unserved"):
@@ -118,7 +118,7 @@ def reading_of(measure: str) -> Callable[[float], str]:
 def span_text(span: Span, reading: Callable[[float], str]) -> str:
     """``94 [90–99]``; a dash where nothing is known."""
     if span.middle is None:
-        return wording.NOTHING
+        return number_format.NOTHING
     if span.low is None or (span.high is not None and reading(span.low) == reading(span.high)):
         return reading(span.middle)
     high = "∞" if span.high is None else reading(span.high)
@@ -127,7 +127,7 @@ def span_text(span: Span, reading: Callable[[float], str]) -> str:
 
 def value_text(point: Point, measure: str) -> str:
     value = point.measures.get(measure)
-    return wording.NOTHING if value is None else span_text(value.value, reading_of(measure))
+    return number_format.NOTHING if value is None else span_text(value.value, reading_of(measure))
 
 
 TELLING_FACTOR: Final = 2.0
@@ -143,7 +143,8 @@ def effect_text(point: Point, measure: str) -> str:
     if difference is None or (ratio.middle or 0.0) >= TELLING_FACTOR:
         signed = difference is None and (ratio.middle or 0.0) < TELLING_FACTOR
         return span_text(
-            ratio, lambda value: wording.signed_percent(value - 1.0) if signed else f"×{wording.factor(value)}"
+            ratio,
+            lambda value: number_format.signed_percent(value - 1.0) if signed else f"×{number_format.factor(value)}",
         )
     return span_text(difference, lambda value: f"{'−' if value < 0 else '+'}{reading(abs(value))}")
 
@@ -152,7 +153,7 @@ def setting_text(value: Setting) -> str:
     """Return an axis's value as a table has it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return wording.NOTHING if value in (None, "") else value if isinstance(value, str) else f"{value:,g}"
+    return number_format.NOTHING if value in (None, "") else value if isinstance(value, str) else f"{value:,g}"
 
 
 def workload_of(point: Point) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from measure import wording
+from measure import number_format
 from report.pages.panels import Figure
 from tracefile.records.arrays import FloatArray
 
@@ -113,7 +113,7 @@ def _labelled(logs: FloatArray, gap: float) -> list[bool]:
 
 
 def _tick_text(tick: float, largest: float) -> str:
-    return wording.round_number(tick) if largest >= 100_000 else f"{tick:,.10g}"
+    return number_format.round_number(tick) if largest >= 100_000 else f"{tick:,.10g}"
 
 
 def _is_positive(value: object) -> bool:
@@ -127,7 +127,7 @@ class Survival:
     name: str
     curve: Curve
     n: int | None = None
-    """Waits in the sample. None: the caption tells it."""
+    """LatencySample in the sample. None: the caption tells it."""
     slot: int
     width: float = 2.2
     dash: str = "solid"

@@ -7,7 +7,7 @@ import numpy as np
 from measure.cache.hitcurve import HitCurve
 from measure.metrics.results import CacheSize, HitCount
 from measure.metrics.tables import cache_sentences
-from measure.wording import cache_size, count, factor, share
+from measure.number_format import cache_size, count, factor, share
 from report.pages.figures import DASHED, Trace, axis, figure, five_digits, line, points
 from report.pages.panels import Figure, Panel, Table
 from report.trace.measured import Measured

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from measure import wording
+from measure import number_format
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
 from measure.metrics.results import TraceMetrics
 from measure.metrics.tables import headline, health_lines, metric_tables, slo_lines, verdict, workload_sentences
 from report.pages.panels import Card, Check, Page, Panel, Table, as_table
 from report.trace.cache import size_panel
 from report.trace.measured import Measured
-from report.trace.overtime import load_panels, session_panel
-from report.trace.waits import wait_panel
+from report.trace.over_time import load_panels, session_panel
+from report.trace.ttft_survival import wait_panel
 
 CACHE, WAITS, TIME = "What the prefix cache does", "Waiting for the first token", "The run over time"
 MOST_CARDS: Final = 8
@@ -59,7 +59,7 @@ def _number_panels(measured: Measured) -> Iterator[Panel]:
     tables = [as_table(table) for table in metric_tables(metrics)]
     yield Panel(chapter="Every number", title="Every number", lines=sentences, tables=tables)
     statuses = ", ".join(f"{count:,} {status}" for status, count in metrics.requests.statuses.items())
-    block = wording.NOTHING if run.meta.block_size is None else f"{run.meta.block_size} tokens"
+    block = number_format.NOTHING if run.meta.block_size is None else f"{run.meta.block_size} tokens"
     facts = [
         *[["trace", run.file], ["written by", metrics.source or "unknown"], ["engine", metrics.engine or "unknown"]],
         *[["model", metrics.model or "unknown"], ["block", block], ["records", f"{metrics.requests.n:,}: {statuses}"]],
@@ -76,20 +76,20 @@ def trace_cards(metrics: TraceMetrics) -> list[Card]:
     requests, sessions = metrics.requests, metrics.sessions
     counts = f"{requests.completed:,} of {requests.n:,}; {sessions.completed:,} of {sessions.n:,} sessions"
     cards = [*_cached_cards(metrics), *_latency_cards(metrics), *_load_cards(metrics)]
-    return [*cards[: MOST_CARDS - 1], Card("Requests completed", wording.share(requests.success), counts)]
+    return [*cards[: MOST_CARDS - 1], Card("Requests completed", number_format.share(requests.success), counts)]
 
 
 def _cached_cards(metrics: TraceMetrics) -> Iterator[Card]:
     n, reported, simulated = metrics.requests.n, metrics.hits.reported.get(ALL), metrics.hits.simulated.get(ALL)
     if reported is not None and reported.rate is not None:
         more = simulated is not None and (simulated.rate or 0.0) >= reported.rate
-        most = f"unlimited cache: {wording.share(simulated.rate)}" if simulated is not None and more else ""
-        part = wording.rests_on(reported.requests, n, "reported cached tokens")
+        most = f"unlimited cache: {number_format.share(simulated.rate)}" if simulated is not None and more else ""
+        part = number_format.rests_on(reported.requests, n, "reported cached tokens")
         detail = part or most or "as the engine reports"
-        yield Card("Prompt tokens served by the cache", wording.share(reported.rate), detail)
+        yield Card("Prompt tokens served by the cache", number_format.share(reported.rate), detail)
     elif simulated is not None and simulated.rate is not None:
-        part = wording.rests_on(simulated.requests, n, "block hashes") or "unlimited, simulated"
-        yield Card("Prompt tokens that a cache could serve", wording.share(simulated.rate), part)
+        part = number_format.rests_on(simulated.requests, n, "block hashes") or "unlimited, simulated"
+        yield Card("Prompt tokens that a cache could serve", number_format.share(simulated.rate), part)
 
 
 def _latency_cards(metrics: TraceMetrics) -> Iterator[Card]:
@@ -101,22 +101,24 @@ def _latency_cards(metrics: TraceMetrics) -> Iterator[Card]:
     named = {"turns 2+": turns.get(LATER_TURNS), "first turns": turns.get(FIRST_TURN)}
     for name, ttft in (named if len(turns) > 1 else {"all requests": metrics.per_request["ttft_ms"]}).items():
         if ttft is not None:
-            detail = f"p90 {wording.duration(ttft.p90)}, p99 {wording.duration(ttft.p99)}"
-            yield Card(f"TTFT p50, {name}", wording.duration(ttft.p50), detail)
+            detail = f"p90 {number_format.duration(ttft.p90)}, p99 {number_format.duration(ttft.p99)}"
+            yield Card(f"TTFT p50, {name}", number_format.duration(ttft.p50), detail)
     if gaps is not None:
-        yield Card("ITL p50", wording.duration(gaps.p50), f"p99 {wording.duration(gaps.p99)}, {gaps.n:,} gaps")
+        yield Card(
+            "ITL p50", number_format.duration(gaps.p50), f"p99 {number_format.duration(gaps.p99)}, {gaps.n:,} gaps"
+        )
     count = metrics.per_session["requests"]
     if latency is not None and count is not None and count.max > 1:
-        detail = f"p90 {wording.duration(latency.p90)}, turns {wording.factor(count.mean)} on average"
-        yield Card("Session latency p50", wording.duration(latency.p50), detail)
+        detail = f"p90 {number_format.duration(latency.p90)}, turns {number_format.factor(count.mean)} on average"
+        yield Card("Session latency p50", number_format.duration(latency.p50), detail)
 
 
 def _load_cards(metrics: TraceMetrics) -> Iterator[Card]:
     output, flight = metrics.workload.completion_tps, metrics.workload.concurrency
     if output.steady is not None:
-        gpus = "" if output.steady_per_gpu is None else f", {wording.factor(output.steady_per_gpu)} a GPU"
+        gpus = "" if output.steady_per_gpu is None else f", {number_format.factor(output.steady_per_gpu)} a GPU"
         over = f"over {metrics.workload.wall_s:,.0f} s{gpus}"
-        yield Card("Output tok/s, steady", wording.factor(output.steady), over)
+        yield Card("Output tok/s, steady", number_format.factor(output.steady), over)
     if flight is not None:
         detail = f"p90 {flight.p90:,}, max {flight.max:,}"
-        yield Card("Requests in flight, mean", wording.rate(flight.mean), detail)
+        yield Card("Requests in flight, mean", number_format.rate(flight.mean), detail)

@@ -2,8 +2,8 @@
 
     python -m scripts.fidelity capture out/128x2 --model 128x2                # vLLM on this machine's CPU
     python -m scripts.fidelity capture out/gpu --engine vllm-gpu --model 4096x36 --wheels wheels --budget 25m
-    python -m scripts.fidelity judge out/128x2 out/gpu                        # from the files, without an engine
-    python -m scripts.fidelity judge data/captures/*/                         # those of docs/dev/results.md
+    python -m scripts.fidelity evaluate out/128x2 out/gpu                        # from the files, without an engine
+    python -m scripts.fidelity evaluate data/captures/*/                         # those of docs/dev/results.md
 
 A capture that is complete is kept, also after Ctrl-C: the same command goes on with those that are left. None begins
 that the budget has no room for. docs/dev/gpu.md describes a machine with a GPU.
@@ -34,17 +34,17 @@ def parser() -> argparse.ArgumentParser:
     capture.add_argument("--model", default="128x2", help="hidden x layers (default: %(default)s; Qwen3-8B: 4096x36)")
     capture.add_argument("--wheels", type=Path, metavar="DIR", help="install these first (default: none)")
     capture.add_argument("--budget", metavar="TIME", help="of this command (default: none)")
-    judge = actions.add_parser("judge")
-    judge.add_argument("folders", type=Path, nargs="+", help="of rounds")
-    judge.add_argument("--out", type=Path, default=Path("out/judged"), help="default: %(default)s")
+    evaluate = actions.add_parser("evaluate")
+    evaluate.add_argument("folders", type=Path, nargs="+", help="of rounds")
+    evaluate.add_argument("--out", type=Path, default=Path("out/judged"), help="default: %(default)s")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Capture, or judge."""
+    """Capture, or evaluate."""
     began_s, args = time.monotonic(), parser().parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that engines are stopped too
-    return _judge(args) if args.action == "judge" else _capture(args, began_s)
+    return _evaluate(args) if args.action == "evaluate" else _capture(args, began_s)
 
 
 def _capture(args: argparse.Namespace, began_s: float) -> int:
@@ -83,10 +83,10 @@ def install_wheels(wheels: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH")]))
 
 
-def _judge(args: argparse.Namespace) -> int:
-    from scripts.fidelity.judging import judge_round, tables
+def _evaluate(args: argparse.Namespace) -> int:
+    from scripts.fidelity.evaluation import evaluate_round, tables
 
-    text = tables([cell for folder in args.folders for cell in judge_round(folder.resolve(), args.out.resolve())])
+    text = tables([cell for folder in args.folders for cell in evaluate_round(folder.resolve(), args.out.resolve())])
     (args.out / "verdicts.md").write_text(text + "\n")
     print(text)
     return 0

@@ -14,8 +14,8 @@ from measure.cache.accesses import Accesses, KnownChains, lay_out_accesses
 from measure.cache.hitcurve import HitCurve
 from measure.cache.interning import Interner, join_chains, pack_chains
 from measure.metrics.flags import checked_kv_bytes
+from measure.number_format import cache_size, factor, share
 from measure.table import table_lines
-from measure.wording import cache_size, factor, share
 from report.output import page_path, write_page
 from report.pages.figures import axis, figure, line
 from report.pages.panels import Page, Panel

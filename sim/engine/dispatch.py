@@ -9,7 +9,7 @@ from math import ceil, inf
 from engines.routing.records import RoutedRequest
 from engines.routing.router import Router
 from sim.engine.fleet import ALL_ENDED, AT_STOP, FIRST_TOKEN, NONE, Fleet
-from sim.engine.incidents import Deploy, Incident, Kill, ScaleUp
+from sim.engine.fleet_events import Deploy, Incident, Kill, ScaleUp
 from sim.engine.simulatedrequest import NO_ENGINE
 
 Routed = tuple[bytes | None, Sequence[int], float, int, int | None, int | None]

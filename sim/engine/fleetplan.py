@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from engines.routing.routes import Route, parse_route
-from sim.engine.incidents import EVENT_HELP, Incident, check_events, parse_event
+from sim.engine.fleet_events import EVENT_HELP, Incident, check_events, parse_event
 from tracefile.records.errors import InputError
 
 CAPTURED = "captured"

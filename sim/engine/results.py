@@ -11,8 +11,8 @@ from librt.vecs import vec
 
 from measure.cache.vectors import array_of
 from sim.engine.columns import ResultColumns
-from sim.engine.gaptexts import DECIMALS, GapTexts
-from sim.engine.predicting import predict
+from sim.engine.gap_json import DECIMALS, GapTexts
+from sim.engine.predicted_records import predict
 from sim.engine.simulatedrequest import (
     AS_RECORDED,
     SimulatedRequest,

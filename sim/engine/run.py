@@ -15,12 +15,13 @@ import msgspec
 import numpy as np
 
 from measure import survival
+from measure.number_format import NOTHING, rests_on
 from measure.table import table_lines
-from measure.wording import NOTHING, rests_on
 from sim.engine import results as outcomes
 from sim.engine import simulation as simulations
 from sim.engine import tiers
 from sim.engine.deployment import Deployment, deployment_of
+from sim.engine.fleet_events import settings_of
 from sim.engine.fleetplan import (
     CAPTURED,
     LONE_ROUTE,
@@ -28,9 +29,8 @@ from sim.engine.fleetplan import (
     fleet_plan,
 )
 from sim.engine.fleets import FleetEngine, FleetLoad, engines_of, routed_requests, run_fleet
-from sim.engine.incidents import settings_of
 from sim.engine.loop import Engine
-from sim.engine.predicting import BY_FLEET, TOO_LONG
+from sim.engine.predicted_records import BY_FLEET, TOO_LONG
 from sim.engine.results import EngineResults, Results
 from sim.engine.tiers import TierTraffic
 from sim.latency.fittraces import refuse_fitted
@@ -155,7 +155,7 @@ def _wait(record: Record) -> tuple[float, int]:
 
 
 def _cohort(name: str, wait_ms: FloatArray, wait_end: FloatArray) -> CohortSummary:
-    waits = survival.make_waits(wait_ms, wait_end.astype(np.int8), np.arange(len(wait_ms)))
+    waits = survival.latency_sample(wait_ms, wait_end.astype(np.int8), np.arange(len(wait_ms)))
     levels = survival.quantiles(waits, survival.incidence(waits), np.array(_LEVELS)).tolist()
     p50, p90, p99 = (value if math.isfinite(value) else None for value in levels)
     return CohortSummary(name, len(wait_ms), p50, p90, p99)

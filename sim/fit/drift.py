@@ -5,7 +5,7 @@ from math import expm1, hypot, sqrt
 
 import numpy as np
 
-from measure.scores import stdtrit
+from measure.distributions import stdtrit
 from sim.fit.observations import Observations
 from tracefile.records.arrays import FloatArray, IntArray
 

@@ -10,7 +10,6 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 
-from sim.fit.assumptions import DEFAULTS, Assumptions, drawn_towards_defaults
 from sim.fit.drift import INTERVAL, drift_of_mean, estimate_drift, widened
 from sim.fit.identification import (
     Coverage,
@@ -20,6 +19,7 @@ from sim.fit.identification import (
     next_capture,
     require_enough,
 )
+from sim.fit.priors import DEFAULTS, Priors, drawn_towards_defaults
 from sim.fit.regression import bootstrap, estimate_noise
 from sim.fit.residuals import errors_in_sample
 from sim.fit.schedule import Reconstruction
@@ -106,7 +106,7 @@ class _Solved:
     draws: FloatArray
     coverage: Coverage
     unidentified: list[Unidentified]
-    assumed: Assumptions
+    assumed: Priors
 
 
 def _solve(config: FitConfig, loaded: Loaded, settings: Settings) -> _Solved:
@@ -233,7 +233,7 @@ def _parameters(fit: Fit, draws: FloatArray, drift: float) -> dict[str, Paramete
 
 
 def _with_notes(
-    parameters: Mapping[str, Parameter], unidentified: Sequence[Unidentified], assumed: Assumptions
+    parameters: Mapping[str, Parameter], unidentified: Sequence[Unidentified], assumed: Priors
 ) -> dict[str, Parameter]:
     """Mark parameters that the captures leave open, with the reason and the assumption in their place."""
     drawn = {TERMS[int(np.argmax(row > 0.0))].name for row in assumed.rows}

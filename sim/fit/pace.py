@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from measure.scores import ndtri, stdtrit
+from measure.distributions import ndtri, stdtrit
 from sim.fit.drift import INTERVAL, Drift, drift_of_mean, speed, widened
 from sim.fit.observations import Observations, observe
 from sim.fit.regression import with_late_reads_joined

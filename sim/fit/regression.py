@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from measure.scores import ndtri
-from sim.fit.assumptions import NO_ASSUMPTIONS, Assumptions
+from measure.distributions import ndtri
 from sim.fit.observations import Observations
+from sim.fit.priors import NO_ASSUMPTIONS, Priors
 from sim.latency.noise import LEVELS, Noise
 from sim.latency.stepcost import KV_TOKENS, NUM_STEP_TERMS, REPEATED_KV_TOKENS
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
@@ -41,7 +41,7 @@ class Solution:
     """Condition number of the weighted, column-scaled normal equations: over 1e8, terms cannot be told apart."""
 
 
-def solve(seen: Observations, free: list[int], assumed: Assumptions = NO_ASSUMPTIONS) -> Solution:
+def solve(seen: Observations, free: list[int], assumed: Priors = NO_ASSUMPTIONS) -> Solution:
     """Iteratively reweighted least squares over the terms ``free``; weights are relative to the seen times at first."""
     parameters: FloatArray = np.zeros(seen.counts.shape[1])
     more, of_it = assumed.equations(free, num_sessions(seen))
@@ -132,7 +132,7 @@ def bootstrap(
     rounds: int,
     seed: int,
     *,
-    assumed: Assumptions = NO_ASSUMPTIONS,
+    assumed: Priors = NO_ASSUMPTIONS,
 ) -> FloatArray:
     """Parameters from resampled sessions; shape (rounds, terms). Counts and weights of the observations stay.
 

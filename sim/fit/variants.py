@@ -16,9 +16,9 @@ import numpy as np
 
 from sim.engine.columns import RequestColumns
 from sim.engine.simulation import request_columns, simulate
-from sim.fit.assumptions import NO_ASSUMPTIONS, Assumptions
 from sim.fit.capturedschedule import reconstruct
 from sim.fit.observations import Observations, observe
+from sim.fit.priors import NO_ASSUMPTIONS, Priors
 from sim.fit.regression import Solution, solve, with_late_reads_joined
 from sim.fit.residuals import Requests, requests_of
 from sim.fit.schedule import Reconstruction
@@ -131,7 +131,7 @@ def fit_variant(
     schedules: Sequence[Reconstruction],
     variant: Variant,
     terms: tuple[str, ...],
-    assumed: Assumptions = NO_ASSUMPTIONS,
+    assumed: Priors = NO_ASSUMPTIONS,
 ) -> Fit:
     """Raises InputError if no prefill, no decode and no first token is there to compare with a prediction."""
     seen, solution = _look(captures, schedules, variant, terms, assumed)
@@ -153,7 +153,7 @@ def _look(
     schedules: Sequence[Reconstruction],
     variant: Variant,
     terms: tuple[str, ...],
-    assumed: Assumptions,
+    assumed: Priors,
 ) -> tuple[Observations, Solution]:
     """Intervals and their solution; repeated on a shared core, where the API server's work depends on its own times."""
     costs: FloatArray = np.zeros(len(TERMS))

@@ -19,7 +19,7 @@ from sim.forecast.validate import read_config as read_validation
 from sim.latency.fittraces import fit_trace, refuse_fitted
 from sim.latency.modelfile import Model, load_model, save_model
 from sim.vllm.config import engine_overrides, given_engine_flags
-from tracefile.commandline.ending import UNCERTAIN, verdict_code
+from tracefile.commandline.exit_codes import UNCERTAIN, verdict_code
 from tracefile.commandline.parser import same_named
 from tracefile.commandline.printing import print_json
 from tracefile.files.digest import trace_digest

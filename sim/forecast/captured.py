@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from measure.wording import rests_on
+from measure.number_format import rests_on
 from sim.engine import simulation
 from sim.engine.deployment import Deployment
 from sim.engine.fleetplan import (

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cache.vectors import array_of
+from measure.distributions import ndtri, stdtrit
 from measure.quantiles import interval_places, quantile
 from measure.resampling import CONFIDENCE
-from measure.scores import ndtri, stdtrit
 from sim.engine.columns import ResultColumns
 from sim.engine.deployment import Deployment
 from sim.engine.simulatedrequest import PARENT_FAILED

@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from measure.wording import listed
+from measure.number_format import listed
 from sim.engine.deployment import refuse_alone
 from sim.forecast.scenarios import AS_CAPTURED, AXIS_OF, Axis, Scenario, axes_in, combinations
 from tracefile.commandline.configfile import refuse_code

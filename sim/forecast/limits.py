@@ -38,15 +38,15 @@ def parse_limit(flag: str, text: str, keys: Sequence[str] = ()) -> Threshold:
     return limit
 
 
-def judge(gates: Sequence[Threshold], points: Sequence[ForecastPoint]) -> list[EffectGate]:
+def evaluate(gates: Sequence[Threshold], points: Sequence[ForecastPoint]) -> list[EffectGate]:
     """Judge every scenario, else the base: members that differ leave it open, a value that is not known fails."""
     scenarios = [point for point in points if point.kind == "scenario"]
     bases = [point for point in points if point.kind in ("capture", "base")]
     effects = [gate for gate in gates if gate.key is None or scenarios]  # a base differs from itself in nothing
-    return [_judged(gate, point) for point in scenarios or bases[-1:] for gate in effects]
+    return [_evaluated(gate, point) for point in scenarios or bases[-1:] for gate in effects]
 
 
-def _judged(gate: Threshold, point: ForecastPoint) -> EffectGate:
+def _evaluated(gate: Threshold, point: ForecastPoint) -> EffectGate:
     name = measure_name(gate)
     measure = point.measures.get(name)
     span = None if measure is None else measure.value if gate.key is None else getattr(measure, gate.key)

@@ -11,8 +11,8 @@ from typing import Any
 from engines.routing.routes import parse_route
 from report.output import add_page_argument
 from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, positive, refuse_alone, whole
+from sim.engine.fleet_events import parse_event
 from sim.engine.fleetplan import CAPTURED, add_fleet_flags, replicas_of
-from sim.engine.incidents import parse_event
 from tracefile.commandline.parser import Parser, seed
 from tracefile.records.errors import InputError
 

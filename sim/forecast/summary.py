@@ -5,10 +5,19 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from measure import waits as recorded
+from measure import latency_samples
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
 from measure.runs import UNKNOWN, Run, make_run
-from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
+from measure.survival import (
+    CENSORED,
+    EVENT,
+    FAILED,
+    LatencySample,
+    incidence,
+    latency_sample,
+    quantiles,
+    survival_at,
+)
 from report.grid.points import LEVELS, Measure, Span
 from sim.engine.simulatedrequest import ABORTED, LOST, NO_ENGINE, PARENT_FAILED, UNSERVABLE
 from sim.forecast.captured import Captured
@@ -35,7 +44,7 @@ def cohorts_of(records: Sequence[Record]) -> dict[str, IntArray]:
     return {name: rows for name, rows in indexes.items() if len(rows)}
 
 
-def first_token_waits(forecast: Forecast, member: int, rows: IntArray) -> Waits:
+def first_token_waits(forecast: Forecast, member: int, rows: IntArray) -> LatencySample:
     """TTFT of a member's requests, each waited for to its end."""
     arrival_ms, ttft_ms, e2e_ms = (
         column[member, rows] for column in (forecast.arrival_ms, forecast.ttft_ms, forecast.e2e_ms)
@@ -45,10 +54,10 @@ def first_token_waits(forecast: Forecast, member: int, rows: IntArray) -> Waits:
     end = np.where(came, EVENT, np.where(gave_up, CENSORED, FAILED)).astype(np.int8)
     time_ms = np.where(came, ttft_ms, e2e_ms)
     known = ~np.isnan(arrival_ms) & ~np.isnan(time_ms)
-    return make_waits(time_ms[known], end[known], rows[known])
+    return latency_sample(time_ms[known], end[known], rows[known])
 
 
-def values_of(forecast: Forecast, waits: Mapping[str, Sequence[Waits]]) -> dict[str, FloatArray]:
+def values_of(forecast: Forecast, waits: Mapping[str, Sequence[LatencySample]]) -> dict[str, FloatArray]:
     """Return the members' values by measure; infinite: fewer requests than that had a first token."""
     values = _engine_values(forecast)
     for cohort, by_member in waits.items():
@@ -57,7 +66,7 @@ def values_of(forecast: Forecast, waits: Mapping[str, Sequence[Waits]]) -> dict[
     return values
 
 
-def waits_of(forecast: Forecast, cohorts: Mapping[str, IntArray]) -> dict[str, list[Waits]]:
+def waits_of(forecast: Forecast, cohorts: Mapping[str, IntArray]) -> dict[str, list[LatencySample]]:
     """Return waits for the first token by cohort and member."""
     return {
         name: [first_token_waits(forecast, member, rows) for member in range(forecast.members)]
@@ -65,7 +74,7 @@ def waits_of(forecast: Forecast, cohorts: Mapping[str, IntArray]) -> dict[str, l
     }
 
 
-def curve_of(waits: Sequence[Waits]) -> Curve:
+def curve_of(waits: Sequence[LatencySample]) -> Curve:
     """Return the survival curve of members, up to the middle member's last first token."""
     last_ms = float(np.median([max(sample.time_ms[sample.end == EVENT], default=0.0) for sample in waits]))
     first_ms = max(min(float(sample.time_ms[0]) if len(sample) else 1.0 for sample in waits), 1e-3)
@@ -122,7 +131,7 @@ def finite(value: float) -> float | None:
 def measured_point(captured: Captured, cohorts: Mapping[str, IntArray]) -> ForecastPoint | None:
     """Return the captured load as its trace has it; None: the trace has no times, or was simulated."""
     run = make_run("measured", captured.path.name, captured.meta, captured.records)
-    waits = {name: recorded.first_token_waits(run, rows) for name, rows in cohorts.items()}
+    waits = {name: latency_samples.first_token_waits(run, rows) for name, rows in cohorts.items()}
     waits = {name: sample for name, sample in waits.items() if sample.count(EVENT)}
     if captured.meta.source == "sim" or not (waits or np.isfinite(run.e2e_ms).any()):
         return None

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from measure import wording
+from measure import number_format
 from measure.metrics.flags import checked_gpus
 from measure.thresholds import Threshold
 from report.grid import panels
@@ -190,7 +190,7 @@ def choice_of(forecasts: Mapping[str, ForecastPoint], latency: str, limit_ms: fl
 
 def headlines(grid: ForecastGrid) -> list[str]:
     """Return what to change, and the number of members behind each number."""
-    limit = wording.listed(grid.limits) if grid.limits else "today's latency"
+    limit = number_format.listed(grid.limits) if grid.limits else "today's latency"
     today, chosen = grid.marked("today"), grid.marked("chosen")
     assert today is not None
     if chosen is None:

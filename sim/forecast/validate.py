@@ -151,7 +151,7 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
         if (pace := _own_pace(model, judging)) is not None:
             forecasts = _predict(config, model, captured, scenario, captured_run, pace=pace)
             predicted[f"{label}-at-pace"] = comparison.Predicted(truth, *forecasts)
-    return comparison.judge_forecasts(
+    return comparison.evaluate_forecasts(
         runs,
         predicted,
         repeats=repeats,

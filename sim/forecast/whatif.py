@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from measure import wording
+from measure import number_format
 from measure.cohorts import MAIN, cohort_title
 from measure.thresholds import TOO_UNCERTAIN, Threshold
 from report.grid import panels
@@ -19,7 +19,7 @@ from report.pages.panels import Check, Figure, Page, Panel
 from sim.forecast import points
 from sim.forecast import summary as summing
 from sim.forecast.captured import Captured, plan_as
-from sim.forecast.limits import KEYS, judge, parse_limit, ttft
+from sim.forecast.limits import KEYS, evaluate, parse_limit, ttft
 from sim.forecast.points import ForecastConfig
 from sim.forecast.results import EffectGate, ForecastGrid, ForecastPoint, Kind
 from sim.forecast.scenarios import (
@@ -29,7 +29,7 @@ from sim.forecast.scenarios import (
     parse_base,
     scenarios_of,
 )
-from tracefile.commandline.ending import verdict_code
+from tracefile.commandline.exit_codes import verdict_code
 from tracefile.commandline.progress import counted
 from tracefile.records.errors import InputError
 
@@ -80,7 +80,7 @@ def forecast_scenarios(config: ForecastConfig, asked: WhatIf) -> ForecastGrid:
         throughput=THROUGHPUT,
         columns=["hit_rate", THROUGHPUT, "utilization", "itl.p50", "e2e.p50", "unserved"],
         points=made,
-        gates=judge(asked.gates, made),
+        gates=evaluate(asked.gates, made),
         **about,
     )
     return msgspec.structs.replace(result, headlines=[headline(result)])
@@ -152,7 +152,7 @@ def what_if_page(result: ForecastGrid) -> Page:
 
 
 def _check(gate: EffectGate) -> Check:
-    reading = wording.factor if gate.key == "ratio" else reading_of(gate.measure)
+    reading = number_format.factor if gate.key == "ratio" else reading_of(gate.measure)
     value = "not known" if gate.span is None else span_text(gate.span, reading)
     state = "passed" if gate.passed else "FAILED" if gate.sure else f"{TOO_UNCERTAIN}, members differ"
     return Check("gate", state, f"{gate.gate}: {value} with {gate.point}")

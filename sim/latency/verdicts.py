@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from measure.number_format import listed, share, signed_percent
 from measure.thresholds import BELOW_SATURATION, IN_SATURATION, TOO_UNCERTAIN
-from measure.wording import listed, share, signed_percent
 from sim.latency.modelfile import Model, engine_with, model_digest
 from sim.vllm.config import EngineConfig
 from tracefile.records.decoding import NOT_JSON

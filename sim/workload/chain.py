@@ -11,7 +11,7 @@ import numpy as np
 
 from measure.cache.chains import known_blocks as count_known
 from measure.cache.chains import leading_places
-from measure.wording import rests_on
+from measure.number_format import rests_on
 from tracefile import outputs
 from tracefile.files.reading import TraceReader, open_trace
 from tracefile.hashing import tokenchains

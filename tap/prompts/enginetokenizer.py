@@ -15,8 +15,8 @@ import xxhash
 
 from engines.access import OPEN, Access
 from engines.calls import BlockingCalls, CallError, LateError
+from engines.detection import DIALECTS
 from engines.dialect import DialectName
-from engines.recognition import DIALECTS
 from engines.tokenization import APPLY_TEMPLATE, TOKENIZE, Rendered, TokenIds, chat_question, text_question
 from tap.prompts.chatmessages import UntokenizableError
 from tap.prompts.tokenizer import MAX_TEXT_CHARS, RecentIds

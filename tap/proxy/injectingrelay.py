@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from engines.detection import DIALECTS
 from engines.dialect import DialectName
-from engines.recognition import DIALECTS
 from tap.ipc.messages import Endpoint
 from tap.ipc.settings import Injection
+from tap.proxy.capture_buffer import CopyBudget, recorded_endpoint
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import Relay, Relays, RoutedRelay, client_head, wants_websocket
 from tap.proxy.responsefilter import ResponseFilter
-from tap.proxy.sidecopy import CopyBudget, recorded_endpoint
 from tap.proxy.upstreams import Upstreams
 from tracefile.records.decoding import NOT_JSON
 from wire.client.connection import ResponseHead, ServerConnection

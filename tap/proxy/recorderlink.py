@@ -21,7 +21,7 @@ from tap.ipc.sharedmemory import (
     UNRECORDED,
     WorkerCounts,
 )
-from tap.proxy.sidecopy import CopyBudget, SideCopy
+from tap.proxy.capture_buffer import CaptureBuffer, CopyBudget
 from tracefile.records.schema import Status
 
 OUTBOX_S = 0.01
@@ -69,7 +69,7 @@ class RecorderLink:
     def count_unrecorded(self) -> None:
         self._cells[UNRECORDED] += 1
 
-    def submit(self, side: SideCopy, end_ns: int, outcome: Status, error_kind: str | None) -> None:
+    def submit(self, side: CaptureBuffer, end_ns: int, outcome: Status, error_kind: str | None) -> None:
         """Hand over a finished exchange, or count its loss. Never waits, never raises."""
         cells = self._cells
         cells[IN_FLIGHT] -= 1

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 
 from tap.ipc.messages import KEPT_REQUEST_HEADERS
+from tap.proxy.capture_buffer import CaptureBuffer, CopyBudget, copied_bytes, recorded_endpoint
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.routing import awaited_bytes
-from tap.proxy.sidecopy import CopyBudget, SideCopy, copied_bytes, recorded_endpoint
 from tap.proxy.upstreams import SERVER_ERROR, Upstream, Upstreams
 from tracefile.records.schema import Status
 from wire.client.connection import ResponseHead, ServerConnection
@@ -57,7 +57,7 @@ class Relays:
     def _kind(self) -> "type[Relay]":
         return RoutedRelay if self.upstreams.reads_prompt else Relay
 
-    def new_copy(self, head: RequestHead, base_path: bytes) -> SideCopy | None:
+    def new_copy(self, head: RequestHead, base_path: bytes) -> CaptureBuffer | None:
         if head.method != b"POST":
             return None
         endpoint = recorded_endpoint(base_path + head.target)
@@ -65,7 +65,7 @@ class Relays:
             self.link.count_unrecorded()
             return None
         self.in_flight += 1
-        return SideCopy(
+        return CaptureBuffer(
             self.budget,
             copied_bytes(endpoint, self.max_body_bytes),
             endpoint=endpoint,
@@ -106,7 +106,7 @@ class Relay:
         self._assignment = upstreams.provisional() if upstreams.reads_prompt else upstreams.pick(head)
         self._server: ServerConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._copy: SideCopy | None = None
+        self._copy: CaptureBuffer | None = None
         self._unsent: list[bytes] = []
         """Reads of the request before there is a connection, or to be written with the rest of the same read."""
         self._response_start = b""

@@ -17,10 +17,10 @@ import msgspec
 
 from tap.ipc.messages import STATS_INTERVAL_S, Channel, Cut, Drain, Drained, Ready, Reload, WorkerSetup, WorkerStats
 from tap.ipc.sharedmemory import RECORDER_SOCKET, UpstreamBoard, WorkerCounts
+from tap.proxy.capture_buffer import CopyBudget
 from tap.proxy.injectingrelay import new_relays
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.routing import live_policy
-from tap.proxy.sidecopy import CopyBudget
 from tap.proxy.upstreams import Upstreams
 from tracefile.hashing.hashkey import HashKey
 from tracefile.records.errors import failure_words

@@ -214,7 +214,7 @@ class Recorder:
         self._count_unreported(found)
         self._flushed = copy.deepcopy(self._taken)
         self._is_news = False
-        for sentence in self._trace.mended:
+        for sentence in self._trace.repaired:
             say(sentence)
 
     def take(self, exchange: ExchangeCopy) -> None:

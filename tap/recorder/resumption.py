@@ -1,4 +1,4 @@
-"""A resumed trace: its files are mended and counted, and checked to be a trace that this tap continues."""
+"""A resumed trace: its files are repaired and counted, and checked to be a trace that this tap continues."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 from tracefile.storage.durable import rename_durably
 from tracefile.storage.lines import LineReader
-from tracefile.storage.mending import Mended, mend
+from tracefile.storage.repair import RepairedTrace, repair
 from tracefile.storage.segments import (
     PART_SUFFIX,
     Manifest,
@@ -33,17 +33,17 @@ class Resumption:
     meta: Meta
     """Header of the new writer, on the old one's clock."""
     records: int = 0
-    mended: list[str] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)
     says_something_new: bool = False
     """True if the header differs from that of the last records."""
     manifest: Manifest = field(default_factory=Manifest)
     number: int = 0
 
-    def mend(self, path: Path) -> Mended:
-        mended = mend(path)
-        if mended.torn:
-            self.mended.append(f"{path}: {mended.records} complete records kept; its torn end was dropped")
-        return mended
+    def repair(self, path: Path) -> RepairedTrace:
+        repaired = repair(path)
+        if repaired.torn:
+            self.repaired.append(f"{path}: {repaired.records} complete records kept; its torn end was dropped")
+        return repaired
 
     def continue_after(self, before: Meta, path: Path) -> None:
         """Take over a header's clock; raises InputError if later records do not belong under it."""
@@ -59,11 +59,11 @@ def resume_file(path: Path, meta: Meta) -> Resumption | None:
     if not path.exists() or not path.stat().st_size:
         return None
     found = Resumption(meta)
-    mended = found.mend(path)
-    if mended.meta is None:
+    repaired = found.repair(path)
+    if repaired.meta is None:
         return None
-    found.continue_after(mended.meta, path)
-    found.records = mended.records
+    found.continue_after(repaired.meta, path)
+    found.records = repaired.records
     return found
 
 
@@ -115,7 +115,7 @@ def records_of(path: Path, *, skipped: int = 0) -> Iterator[Record]:
 
 
 def _take_in(found: Resumption, path: Path) -> None:
-    if not found.mend(path).records:
+    if not found.repair(path).records:
         path.unlink()
         return
     named = path.with_name(path.name.removesuffix(PART_SUFFIX))

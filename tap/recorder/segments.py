@@ -20,7 +20,7 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 from tracefile.storage.appending import append_to, new_trace_file
 from tracefile.storage.durable import rename_durably
-from tracefile.storage.mending import mend
+from tracefile.storage.repair import repair
 from tracefile.storage.segments import (
     Manifest,
     Segment,
@@ -64,7 +64,7 @@ def expired_segments(
 class SegmentedTrace:
     """A trace written by one thread; without ``rotate_bytes`` and ``rotate_s`` it is one file.
 
-    With ``resume`` it continues the existing trace: torn files are mended, their records count as ``recorded``, and
+    With ``resume`` it continues the existing trace: torn files are repaired, their records count as ``recorded``, and
     ``meta`` has that trace's epoch. Raises InputError if it cannot be written, or does not continue the existing trace.
     """
 
@@ -86,7 +86,7 @@ class SegmentedTrace:
         """Records in the files, those of earlier writers included."""
         self.problem: InputError | None = None
         """Error of the last attempt to write. Null: it succeeded."""
-        self.mended: list[str] = []
+        self.repaired: list[str] = []
         self.manifest = Manifest(epoch_unix_ns=meta.epoch_unix_ns)
         self._rotate_bytes, self._rotate_s = rotate_bytes, rotate_s
         self._rotates = rotate_bytes is not None or rotate_s is not None
@@ -331,7 +331,7 @@ class SegmentedTrace:
         self._segment = None
         path = part_path(segment.path) if self._rotates else segment.path
         with contextlib.suppress(InputError):
-            whole = mend(path).records
+            whole = repair(path).records
             self.recorded = self._taken - segment.records + whole if self._rotates else whole
         if self._rotates:
             with contextlib.suppress(InputError, OSError):
@@ -365,7 +365,7 @@ class SegmentedTrace:
         found = (resume_segments if self._rotates else resume_file)(self.path, self.meta)
         if found is None:
             return False
-        self.meta, self.mended, self.recorded, self._taken = found.meta, found.mended, found.records, found.records
+        self.meta, self.repaired, self.recorded, self._taken = found.meta, found.repaired, found.records, found.records
         if self._rotates:
             self.manifest, self._number, self._manifest_is_old = found.manifest, found.number, True
             self.flush()

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 
 from engines.control import PAGE_TIMEOUT_S, ControlClient
+from engines.detection import DIALECTS, Recognised
 from engines.dialect import DialectName
 from engines.facts import EngineFacts
 from engines.readiness import Target, with_cache
-from engines.recognition import DIALECTS, Recognised
 from engines.tokenization import LOADING, tokenizer_problem
 from tap.ipc.messages import RecorderSetup, WorkerSetup
 from tap.ipc.settings import AUTO, NAMED_TOKENIZERS, Settings

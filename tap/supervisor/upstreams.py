@@ -8,8 +8,8 @@ from time import monotonic
 
 import msgspec
 
+from engines.detection import DIALECTS
 from engines.dialect import DialectName
-from engines.recognition import DIALECTS
 from tap.ipc.answer import Answer
 from tap.ipc.messages import UpstreamEntry, say
 from tap.ipc.settings import Settings, read_upstreams

@@ -2,6 +2,7 @@
 
 import pytest
 
+from engines.detection import Recognised
 from engines.facts import (
     EngineFacts,
     PrefixCounters,
@@ -14,7 +15,6 @@ from engines.facts import (
     settings_pages,
 )
 from engines.readiness import Target
-from engines.recognition import Recognised
 from engines.vllm import VLLM
 from tracefile.records.schema import Engine
 

@@ -130,7 +130,7 @@ OF_VLLM: list[tuple[dict[str, Any], str]] = [
     (FALCON_H1, "full:3104+mamba2:3104"),
     (JAMBA, "mamba:144*7+full:144"),
 ]
-"""Held to vLLM's own rules in ``tests/e2e/test_hybrid_truth.py``."""
+"""Held to vLLM's own rules in ``tests/e2e/test_hybrid_cached_tokens.py``."""
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from engines.detection import DIALECTS, Recognised
 from engines.dialect import Dialect, Response
 from engines.facts import EngineFacts, read_facts
 from engines.llamacpp import LLAMA_CPP
 from engines.readiness import Target, with_cache
-from engines.recognition import DIALECTS, Recognised
 from engines.sglang import SGLANG
 from engines.trtllm import TENSORRT_LLM
 from engines.vllm import VLLM

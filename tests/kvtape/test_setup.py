@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from engines.access import Access
+from engines.detection import Recognised
 from engines.dialect import Dialect
 from engines.facts import read_facts
 from engines.llamacpp import LLAMA_CPP
 from engines.readiness import Target
-from engines.recognition import Recognised
 from engines.vllm import VLLM
 from kvtape.__main__ import main
 from kvtape.completion import parser_of, whole_parser

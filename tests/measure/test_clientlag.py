@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from measure.live_counts import late_limit_ms
 from measure.metrics.client import measure_client
 from measure.metrics.results import Client
 from measure.runs import load_run
-from measure.tally import late_limit_ms
 from report.__main__ import main
 from tracefile.files.writing import TraceWriter
 from tracefile.records.schema import Meta, Record, RequestId, Source, Workload

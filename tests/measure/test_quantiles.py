@@ -41,7 +41,7 @@ def test_buckets_hold_the_same_quantile() -> None:
         assert quantile_bucket(np.cumsum(counts).tolist(), level) == quantile(values, level)
 
 
-PURE = ("measure.quantiles", "measure.tally", "measure.histogram")
+PURE = ("measure.quantiles", "measure.live_counts", "measure.histogram")
 
 
 @pytest.mark.parametrize("module", ["tap.proxy.worker", "loadgen.sending.sender", *PURE])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from measure.resampling import FEWEST_UNITS, busy_units, draw_weights, effective_units
-from measure.survival import EVENT, Waits, make_waits
+from measure.survival import EVENT, LatencySample, latency_sample
 from report.compare.cells import Cell, describe, measure
 from tracefile.records.arrays import FloatArray
 
@@ -62,5 +62,5 @@ def mm1(random: np.random.Generator, utilization: float, n: int) -> tuple[FloatA
     return arrival_ms, done_ms + np.maximum.accumulate(arrival_ms - done_ms + service_ms) - arrival_ms
 
 
-def sample(wait_ms: FloatArray) -> Waits:
-    return make_waits(wait_ms, np.full(len(wait_ms), EVENT, dtype=np.int8), np.arange(len(wait_ms)))
+def sample(wait_ms: FloatArray) -> LatencySample:
+    return latency_sample(wait_ms, np.full(len(wait_ms), EVENT, dtype=np.int8), np.arange(len(wait_ms)))

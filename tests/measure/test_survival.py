@@ -7,16 +7,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from measure.latency_samples import distance
 from measure.resampling import draw_weights, interval, resample
-from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
-from measure.waits import distance
+from measure.survival import (
+    CENSORED,
+    EVENT,
+    FAILED,
+    LatencySample,
+    incidence,
+    latency_sample,
+    quantiles,
+    survival_at,
+)
 
 LEVELS = np.array([0.5, 0.9, 0.99])
 
 
-def waits_of(*pairs: tuple[float, int]) -> Waits:
+def waits_of(*pairs: tuple[float, int]) -> LatencySample:
     times = np.array([time for time, _ in pairs], dtype=np.float64)
-    return make_waits(times, np.array([end for _, end in pairs], dtype=np.int8), np.arange(len(pairs)))
+    return latency_sample(times, np.array([end for _, end in pairs], dtype=np.int8), np.arange(len(pairs)))
 
 
 def test_kaplan_meier_by_hand() -> None:
@@ -41,7 +50,7 @@ def test_aalen_johansen_with_censoring_by_hand() -> None:
     assert incidence(waits) == pytest.approx([0.0, 0.0, 2 / 3])
 
 
-def censored_data(waits: Waits) -> Any:
+def censored_data(waits: LatencySample) -> Any:
     """As scipy has it."""
     from scipy import stats
 
@@ -72,7 +81,9 @@ def test_a_weight_is_a_repetition(pairs: list[tuple[int, int]], weights: list[in
     counts = np.array(weights[: len(pairs)])
     if not counts.any():
         counts[0] = 1
-    repeated = make_waits(np.repeat(waits.time_ms, counts), np.repeat(waits.end, counts), np.arange(int(counts.sum())))
+    repeated = latency_sample(
+        np.repeat(waits.time_ms, counts), np.repeat(waits.end, counts), np.arange(int(counts.sum()))
+    )
     times = np.arange(1.0, 10.0)
     weighted = survival_at(waits, incidence(waits, counts), times)
     assert weighted == pytest.approx(survival_at(repeated, incidence(repeated), times))
@@ -81,7 +92,7 @@ def test_a_weight_is_a_repetition(pairs: list[tuple[int, int]], weights: list[in
 def test_the_bootstrap_draws_sessions_whole() -> None:
     # Two sessions of 50 equal waits each: a draw holds one, the other or both, so p50 is one of the two values only.
     times = np.repeat([10.0, 20.0], 50)
-    waits = make_waits(times, np.zeros(100, dtype=np.int8), np.arange(100))
+    waits = latency_sample(times, np.zeros(100, dtype=np.int8), np.arange(100))
     session = np.repeat([0, 1], 50)
     weights = draw_weights(2, 400, seed=3)
     assert set(weights.sum(axis=1).tolist()) == {2}
@@ -110,7 +121,7 @@ def test_uncensored_w1_is_scipys(first: list[int], second: list[int]) -> None:
 
 
 def test_large_samples_are_thinned_to_their_order_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("measure.waits._MOST_SAMPLES", 4)
+    monkeypatch.setattr("measure.latency_samples._MOST_SAMPLES", 4)
     twelve, other = [(float(time), EVENT) for time in range(1, 13)], waits_of((20, EVENT))
     # Of twelve the middles of the quarters stay: the second, fifth, eighth and eleventh.
     kept = waits_of((2, EVENT), (5, EVENT), (8, EVENT), (11, EVENT))

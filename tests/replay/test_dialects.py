@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from engines.control import ControlClient, reset_prefix_cache
+from engines.detection import DIALECTS, find_dialect
 from engines.dialect import DialectName
 from engines.llamacpp import LLAMA_CPP
-from engines.recognition import DIALECTS, find_dialect
 from engines.sglang import SGLANG
 from engines.trtllm import TENSORRT_LLM
 from loadgen.core.bodies import cache_probe

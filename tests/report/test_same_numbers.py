@@ -14,7 +14,7 @@ import pytest
 
 from measure.metrics.results import STATISTICS
 from measure.metrics.statistics import statistics_of
-from measure.wording import duration_ms
+from measure.number_format import duration_ms
 from report.__main__ import main
 from tests.jsonoutput import json_of
 from tests.measure.metrics.made import request

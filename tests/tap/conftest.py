@@ -21,11 +21,11 @@ from engines.facts import EngineFacts
 from tap.ipc.messages import UpstreamEntry
 from tap.ipc.settings import Settings
 from tap.ipc.sharedmemory import WorkerCounts
+from tap.proxy.capture_buffer import CopyBudget
 from tap.proxy.injectingrelay import new_relays
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import Relays
 from tap.proxy.routing import live_policy
-from tap.proxy.sidecopy import CopyBudget
 from tap.proxy.upstreams import Upstreams
 from tap.supervisor.account import Account, Ledger
 from tap.supervisor.service import recorder_socket, recording, runtime_folder

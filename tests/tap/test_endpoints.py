@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from engines.dialect import DialectName
 from tap.ipc.messages import Endpoint, ExchangeCopy
 from tap.prompts.prompt import PromptHasher
-from tap.proxy.sidecopy import recorded_endpoint
+from tap.proxy.capture_buffer import recorded_endpoint
 from tap.recorder.recording import MadeRecord, RecordMaker
+from tracefile.analysis.checking import check_gaps, check_hashes, check_signs, check_times, check_tokens
 from tracefile.hashing.blockhash import BlockHasher, keyed_id
 from tracefile.hashing.hashkey import HashKey
 from tracefile.records.schema import MOST_TOKENS, Record
-from tracefile.study.checking import check_gaps, check_hashes, check_signs, check_times, check_tokens
 from wire.answer import GENERATING
 
 KEY = HashKey(bytes(32))

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tests.tracefile.hashing.tokenwise import tokenwise
 from tracefile.__main__ import main
+from tracefile.analysis.anonymity import Pseudonyms, anonymize
+from tracefile.analysis.checking import check_trace
 from tracefile.files.reading import load_trace, open_trace
 from tracefile.files.writing import TraceWriter
 from tracefile.hashing.branches import tail_key
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Engine, HashInfo, Meta, Record, RequestId, SessionId
-from tracefile.study.anonymity import Pseudonyms, anonymize
-from tracefile.study.checking import check_trace
 
 META = Meta(
     source="tap",

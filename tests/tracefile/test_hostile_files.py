@@ -13,7 +13,7 @@ import zstandard
 
 from sim.__main__ import main as sim
 from tracefile.__main__ import main as tracefile
-from tracefile.commandline.ending import run_command
+from tracefile.commandline.exit_codes import run_command
 from tracefile.files.reading import load_trace
 from tracefile.records.errors import InputError
 from tracefile.storage import lines

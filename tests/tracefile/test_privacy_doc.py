@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tracefile.__main__ import main
+from tracefile.analysis.checking import check_trace
 from tracefile.files.reading import load_trace, open_trace
 from tracefile.files.writing import TraceWriter
 from tracefile.records.schema import Meta, Record, RequestId
-from tracefile.study.checking import check_trace
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "privacy.md"
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import h11
 
 from tap.ipc.messages import UpstreamEntry
+from tap.proxy.capture_buffer import CaptureBuffer, CopyBudget
 from tap.proxy.relay import Relays
-from tap.proxy.sidecopy import CopyBudget, SideCopy
 from tap.proxy.upstreams import Upstreams
 from tests.wire.memorynet import MemoryLoop, MemoryTransport, pump
 from tests.wire.strictparser import Request, parse_requests
@@ -29,7 +29,7 @@ class Forgetful:
     def count_unrecorded(self) -> None:
         """Count nothing."""
 
-    def submit(self, side: SideCopy, *_: Any) -> None:
+    def submit(self, side: CaptureBuffer, *_: Any) -> None:
         """Record nothing."""
         side.give_up("fuzzed")
 

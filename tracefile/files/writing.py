@@ -34,7 +34,7 @@ class TraceWriter:
         whole: bool = False,
         mode: int = 0o666,
     ) -> None:
-        """``append``: go on with a whole trace (``tracefile.storage.mending`` makes it one) on the same clock.
+        """``append``: go on with a whole trace (``tracefile.storage.repair`` makes it one) on the same clock.
 
         ``whole``: write beside, and take the file's name at the end, unless an error ends the ``with`` block.
         ``mode``: permissions of a new whole file.

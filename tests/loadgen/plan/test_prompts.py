@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from loadgen.core.job import Response
-from loadgen.plan.opening import ChatOpening, orders_of
+from loadgen.plan.first_prompts import ChatOpening, orders_of
 from loadgen.plan.shapes import SessionShape, TurnShape
 from loadgen.text.api_messages import chat_messages
 from loadgen.text.prompts import ChatPrompt, Prompt, TextForm

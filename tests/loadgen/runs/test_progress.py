@@ -7,7 +7,7 @@ import pytest
 from loadgen.runs.messages import Progress
 from loadgen.runs.progress import RunProgress, remaining_s
 from loadgen.runs.view import status_line
-from measure.tally import Counts, Recent, Sample
+from measure.live_counts import Counts, Recent, Sample
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from loadgen.core.settings import RunSettings
 from loadgen.runs import summary as summary_module
 from loadgen.runs.outcome import RunOutcome
 from loadgen.runs.summary import Summary, end_run
-from measure.tally import Tally
+from measure.live_counts import LiveCounts
 from tests.measure.metrics.made import request, run_of
 from tracefile.records.schema import Engine
 
@@ -27,7 +27,7 @@ RUN = run_of([request("a", 0.0, scheduled_ms=0.0, held=True, ttft_ms=20.0, e2e_m
 
 
 def driven(failures: Sequence[str] = ()) -> RunOutcome:
-    tally = Tally(started=4, statuses=Counter(ok=3, error=1), errors=Counter(http_503=1), held=1)
+    tally = LiveCounts(started=4, statuses=Counter(ok=3, error=1), errors=Counter(http_503=1), held=1)
     return RunOutcome(
         tally=tally,
         findings={"seen": 2},

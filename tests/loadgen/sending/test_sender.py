@@ -13,7 +13,7 @@ from loadgen.core.job import Response, Send
 from loadgen.core.request import PlannedRequest, RequestWriter, request_headers
 from loadgen.sending.exchange import Exchange
 from loadgen.sending.planrun import BUILD_AHEAD_NS, MOST_WAITING, PlanRun
-from measure.tally import Tally
+from measure.live_counts import LiveCounts
 from tracefile.records.schema import Record, RequestId
 from wire.alarm import LoopWaker
 from wire.url import parse_url
@@ -51,7 +51,7 @@ class Bench:
     running: PlanRun | None = None
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> LiveCounts:
         assert self.running is not None
         return self.running.count()
 

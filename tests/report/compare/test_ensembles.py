@@ -8,8 +8,8 @@ import pytest
 
 from measure.resampling import draw_weights
 from measure.runs import Run, load_run
-from measure.survival import CENSORED, EVENT, FAILED, Waits, make_waits
-from report.compare.cells import describe, judge, measure, verdict
+from measure.survival import CENSORED, EVENT, FAILED, LatencySample, latency_sample
+from report.compare.cells import describe, evaluate, measure, verdict
 from report.compare.ensembles import coverage, measure_ensemble, middle_run, with_members
 from report.compare.results import CachedAgreement, Coverage, DurationError, PairCohort, QuantileError
 from tracefile.files.writing import TraceWriter
@@ -17,9 +17,9 @@ from tracefile.records.arrays import FloatArray
 from tracefile.records.schema import Meta, Record, RequestId
 
 
-def waits_of(*times: float, given_up: tuple[float, ...] = (), failed: tuple[float, ...] = ()) -> Waits:
+def waits_of(*times: float, given_up: tuple[float, ...] = (), failed: tuple[float, ...] = ()) -> LatencySample:
     ends = [EVENT] * len(times) + [CENSORED] * len(given_up) + [FAILED] * len(failed)
-    return make_waits(np.array([*times, *given_up, *failed]), np.array(ends, dtype=np.int8), np.arange(len(ends)))
+    return latency_sample(np.array([*times, *given_up, *failed]), np.array(ends, dtype=np.int8), np.arange(len(ends)))
 
 
 def run_of(path: Path, ttfts_ms: list[float], cached: int = 0, prompt: int = 100) -> Run:
@@ -80,7 +80,7 @@ def test_a_draw_takes_the_next_member_and_the_truths_sessions() -> None:
     own, other = measure(truth, np.arange(30), weights), measure_ensemble(members, np.arange(30), weights)
     assert other.drawn_ms is not None
     assert other.drawn_ms[:4, 0].tolist() == [90.0, 100.0, 130.0, 90.0]
-    found = judge(own, other, None)
+    found = evaluate(own, other, None)
     assert found.p50 is not None
     assert (found.p50.error, found.p50.inside_band) == (0.0, True)
     assert [found.p50.low, found.p50.high] == pytest.approx([-0.1, 0.3])
@@ -110,10 +110,10 @@ FAST, MIXED = (2.0,) * 100, (2.0,) * 95
     ],
 )
 def test_a_quantile_that_one_side_alone_reaches_counts(
-    captured: Waits, member: Waits, p99: tuple[str, bool | None], said: str
+    captured: LatencySample, member: LatencySample, p99: tuple[str, bool | None], said: str
 ) -> None:
     rows = np.arange(100)
-    found = judge(measure(captured, rows, None), measure_ensemble([member] * 3, rows, None), None)
+    found = evaluate(measure(captured, rows, None), measure_ensemble([member] * 3, rows, None), None)
     assert found.p50 is not None
     assert (found.p50.error, found.p50.inside_band, found.p50.reached) == (0.0, True, "both")
     assert found.p99 is not None
@@ -153,7 +153,7 @@ def test_the_capture_is_held_to_what_members_do_among_themselves() -> None:
     def found_for(captured: FloatArray, speeds: FloatArray) -> Coverage:
         other = measure_ensemble([waits_of(*(shape * one)) for one in speeds], rows, None)
         truth = measure(waits_of(*captured), rows, None)
-        cohort = judge(truth, other, None)
+        cohort = evaluate(truth, other, None)
         nothing = DurationError(n_truth=0, n_other=0, judged=False)
         cached = CachedAgreement(joined=0, n=0, unreported_truth=0, unreported_other=0, judged=False)
         pair = PairCohort(cached=cached, ttft=cohort, tpot=nothing, itl=nothing, e2e=nothing)

@@ -12,9 +12,9 @@ from measure.metrics.trace import measure_run, read_run
 from report.__main__ import main
 from report.output import render_page
 from report.trace.measured import Measured
-from report.trace.overtime import MOST_BARS, MOST_ROWS, session_panel
+from report.trace.over_time import MOST_BARS, MOST_ROWS, session_panel
 from report.trace.page import trace_page
-from report.trace.waits import wait_panel
+from report.trace.ttft_survival import wait_panel
 from tests.measure.metrics.made import request, run_of
 from tests.measure.metrics.test_prefixcache import CAPTURE
 from tests.report.browser import CHROMIUM, figures_drawn, page_figures

@@ -9,8 +9,8 @@ import pytest
 from sim.engine import simulatedrequest as outcomes
 from sim.engine.dispatch import Timeline
 from sim.engine.fleet import ALL_ENDED
+from sim.engine.fleet_events import Kill
 from sim.engine.fleets import FleetEngine, FleetLoad, engine_seed
-from sim.engine.incidents import Kill
 from sim.engine.results import finished_records
 from sim.engine.simulation import simulate
 from sim.latency.modelfile import Model, make_model

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from measure.cache.vectors import floats, integers
-from sim.engine.gaptexts import DECIMALS, GapTexts
+from sim.engine.gap_json import DECIMALS, GapTexts
 from sim.engine.results import finished_records, rounded
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig

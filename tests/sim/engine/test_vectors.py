@@ -10,7 +10,7 @@ from measure.cache.hashtable import HashTable
 from measure.cache.stackdepth import LruStack
 from measure.cache.vectors import floats, integers
 from sim.engine.columns import RequestColumns
-from sim.engine.gaptexts import GapTexts
+from sim.engine.gap_json import GapTexts
 from sim.latency.stepnoise import StepNoise
 from sim.vllm.kvcache import single_group_cache
 from sim.vllm.request import Request

@@ -9,16 +9,16 @@ from sim.forecast.calibrate import describe_fit
 from sim.forecast.saturation import beyond_fit, open_parameters, run_point
 from sim.latency.modelfile import Model
 from sim.workload.arrivals import plan_arrivals
-from tests.sim.fit import knownengine
+from tests.sim.fit import synthetic_engine
 from tracefile.files.reading import load_trace
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A designed capture, and sessions of the same engine with few outputs at once."""
-    folder, engine = tmp_path_factory.mktemp("ordinary"), knownengine.known_engine()
-    knownengine.capture(folder / "calibration-1.jsonl", knownengine.calibration(1), engine, 1)
-    knownengine.capture(folder / "sessions.jsonl", knownengine.sessions(7), engine, seed=7)
+    folder, engine = tmp_path_factory.mktemp("ordinary"), synthetic_engine.known_engine()
+    synthetic_engine.capture(folder / "calibration-1.jsonl", synthetic_engine.calibration(1), engine, 1)
+    synthetic_engine.capture(folder / "sessions.jsonl", synthetic_engine.sessions(7), engine, seed=7)
     return folder
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from report.grid.points import Measure, Span
 from sim.__main__ import main
-from sim.forecast.limits import KEYS, judge, parse_limit
+from sim.forecast.limits import KEYS, evaluate, parse_limit
 from sim.forecast.results import ForecastPoint
 from sim.latency.modelfile import default_model, save_model
 from tests.sim.forecast.conftest import write_shared
@@ -46,7 +46,7 @@ LONG = Measure(value=span(None, 5000.0))
 )
 def test_a_scenario_passes_if_its_members_agree(gate: str, passed: bool, sure: bool) -> None:
     measures = {"hit_rate": HITS, "ttft__all__p95": TTFT, "ttft__all__p99": LONG}
-    (found,) = judge([parse_limit("--gate", gate, KEYS)], [row("x", **measures)])
+    (found,) = evaluate([parse_limit("--gate", gate, KEYS)], [row("x", **measures)])
     assert (found.passed, found.sure) == (passed, sure)
 
 
@@ -59,7 +59,7 @@ def test_without_a_scenario_the_base_is_judged() -> None:
         parse_limit("--gate", text, KEYS)
         for text in ("hit_rate>=50%", "hit_rate.difference>=-1%", "hit_rate.ratio<=1.05")
     ]
-    assert [(gate.point, gate.passed, gate.span) for gate in judge(gates, rows)] == [
+    assert [(gate.point, gate.passed, gate.span) for gate in evaluate(gates, rows)] == [
         ("b", False, span(0.4)),
     ]
 

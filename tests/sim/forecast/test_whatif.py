@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from measure.survival import CENSORED, EVENT, FAILED, Waits
+from measure.survival import CENSORED, EVENT, FAILED, LatencySample
 from report.grid.points import effect_text, value_text
 from report.output import render_page
 from report.pages.panels import page_lines
 from sim.__main__ import main
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.fleets import forecast_load
-from sim.forecast.limits import judge, parse_limit, ttft
+from sim.forecast.limits import evaluate, parse_limit, ttft
 from sim.forecast.points import ForecastConfig
 from sim.forecast.results import ForecastGrid, ForecastPoint
 from sim.forecast.scenarios import Scenario, parse_base
@@ -191,7 +191,7 @@ def test_a_saturated_load_is_marked_and_keeps_no_limit(folder: Path) -> None:
     assert not slow.saturated
     gates = [parse_limit("--gate", text) for text in ("ttft.p50<=1m", "hit_rate>=0")]
     saturated = msgspec.structs.replace(row, kind="scenario")
-    assert [gate.passed for gate in judge(gates, [slow, saturated])] == [True, True, False, True]
+    assert [gate.passed for gate in evaluate(gates, [slow, saturated])] == [True, True, False, True]
 
 
 def test_what_no_request_waits_for_is_no_wait(folder: Path) -> None:
@@ -211,7 +211,7 @@ def test_what_no_request_waits_for_is_no_wait(folder: Path) -> None:
     assert ends(waits) == {0: (11.0, CENSORED), 1: (float(found.e2e_ms[0, 1]), FAILED), 2: (fine_ms, EVENT)}
 
 
-def ends(waits: Waits) -> dict[int, tuple[float, int]]:
+def ends(waits: LatencySample) -> dict[int, tuple[float, int]]:
     """How long each request waited, and how that ended."""
     rows, times_ms = waits.row.tolist(), waits.time_ms.tolist()
     return {row: (time_ms, end) for row, time_ms, end in zip(rows, times_ms, waits.end.tolist(), strict=True)}

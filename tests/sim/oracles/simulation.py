@@ -12,7 +12,7 @@ from mypy_extensions import i64
 from measure.cache.vectors import array_of
 from sim.engine import simulation
 from sim.engine.apiserver import SHARED_CORE
-from sim.engine.gaptexts import DECIMALS
+from sim.engine.gap_json import DECIMALS
 from sim.engine.results import EngineResults, Results, finished_records
 from sim.engine.simulatedrequest import OUTCOMES, SimulatedRequest
 from sim.latency.modelfile import Model

@@ -9,10 +9,10 @@ import pytest
 from tap.__main__ import main
 from tap.logs.rows import LogRows
 from tests.fakes.vocabularies import write_model
+from tracefile.analysis.checking import check_trace
 from tracefile.files.reading import load_trace, open_trace
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
-from tracefile.study.checking import check_trace
 
 SYSTEM = "You are a helpful assistant. Today is {day}. Follow the rules below with care, and use English only, always."
 TEMPLATE = (

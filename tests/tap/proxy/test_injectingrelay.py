@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from engines.detection import DIALECTS
 from engines.dialect import DialectName
 from engines.facts import EngineFacts
-from engines.recognition import DIALECTS
 from tap.ipc.messages import UpstreamEntry
 from tap.proxy.ejection import Ejection
 from tap.supervisor.startup import check_injection

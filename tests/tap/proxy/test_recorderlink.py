@@ -11,8 +11,8 @@ import pytest
 
 from tap.ipc.messages import ExchangeCopy
 from tap.ipc.sharedmemory import IN_FLIGHT, OFFERED, QUEUE_FULL, RECORDER_OFF, SENT, WorkerCounts
+from tap.proxy.capture_buffer import CaptureBuffer, CopyBudget
 from tap.proxy.recorderlink import RecorderLink
-from tap.proxy.sidecopy import CopyBudget, SideCopy
 from wire.process import split_frames
 
 _decoder = msgspec.msgpack.Decoder(ExchangeCopy)
@@ -66,7 +66,7 @@ class Lab:
         return RecorderLink(str(self.socket), self.budget, self.counts)
 
     def hand_over(self, link: RecorderLink, body: bytes) -> None:
-        side = SideCopy(
+        side = CaptureBuffer(
             self.budget,
             1 << 30,
             endpoint="/v1/completions",

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tap.recorder.segments import SegmentedTrace
+from tracefile.analysis.checking import check_trace
 from tracefile.files.reading import load_trace, open_trace
 from tracefile.records.schema import HashInfo, Meta, Record, RequestId
 from tracefile.storage.segments import manifest_path, read_manifest
-from tracefile.study.checking import check_trace
 
 META = Meta(source="tap", block_size=16, hash=HashInfo(algorithm="xxh3_64", key_id="ab"), epoch_unix_ns=0)
 DAY_S = 86_400.0

@@ -18,8 +18,8 @@ import pytest
 import uvloop
 
 from tap.ipc.messages import ExchangeCopy, UpstreamEntry
+from tap.proxy.capture_buffer import CaptureBuffer, CopyBudget
 from tap.proxy.relay import Relays
-from tap.proxy.sidecopy import CopyBudget, SideCopy
 from tap.proxy.upstreams import Upstreams
 from tracefile.records.schema import Status
 from wire.server import Server
@@ -143,7 +143,7 @@ class KeptCopies:
     def count_unrecorded(self) -> None:
         self.unrecorded += 1
 
-    def submit(self, side: SideCopy, end_ns: int, outcome: Status, error_kind: str | None) -> None:
+    def submit(self, side: CaptureBuffer, end_ns: int, outcome: Status, error_kind: str | None) -> None:
         if side.dropped is not None:
             self.dropped[side.dropped] += 1
         else:

@@ -188,7 +188,7 @@ class Recent:
 
 
 @dataclass(slots=True)
-class Tally(Counts):
+class LiveCounts(Counts):
     """Counts of a run without its records; the parent adds up the tallies of its processes."""
 
     recent: Recent = field(default_factory=Recent)
@@ -218,7 +218,7 @@ class Tally(Counts):
         recent.fold()
         return recent
 
-    def merge(self, other: "Tally") -> None:
+    def merge(self, other: "LiveCounts") -> None:
         self.add_counts(other)
         self.recent.merge(other.recent)
 

@@ -29,8 +29,8 @@ BEGINNINGS = (b'{"meta"', GZIP_MAGIC, ZSTD_MAGIC)
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
-    """Contents of a mended file."""
+class RepairedTrace:
+    """Contents of a repaired file."""
 
     meta: Meta | None
     """Its first header. Null: not even that was whole, and the file is empty now."""
@@ -39,7 +39,7 @@ class Mended:
     """Something after the last complete record was dropped, or a compressed stream had no end."""
 
 
-def mend(path: str | os.PathLike[str]) -> Mended:
+def repair(path: str | os.PathLike[str]) -> RepairedTrace:
     """Cut the file after its last complete record and close its stream; raises InputError if no trace or in use."""
     where = os.fspath(path)
     try:
@@ -50,7 +50,7 @@ def mend(path: str | os.PathLike[str]) -> Mended:
         raise InputError(f"{where}: {error.strerror or error}; expected a trace to go on with") from error
 
 
-def _mend_open(file: IO[bytes], where: str) -> Mended:
+def _mend_open(file: IO[bytes], where: str) -> RepairedTrace:
     size = os.fstat(file.fileno()).st_size
     compression = compression_of(os.pread(file.fileno(), MAGIC_BYTES, 0))
     lines = _Lines(where)
@@ -71,7 +71,7 @@ def _mend_open(file: IO[bytes], where: str) -> Mended:
     if end < size:
         records += _write_tail(file, end, compression, lines.tail)
     os.fsync(file.fileno())
-    return Mended(lines.meta, records, torn=end < size)
+    return RepairedTrace(lines.meta, records, torn=end < size)
 
 
 def _write_tail(file: IO[bytes], start: int, compression: Compression, tail: list[tuple[bytes, bool]]) -> int:

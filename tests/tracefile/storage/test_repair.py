@@ -17,7 +17,7 @@ from tracefile.records.encoding import encode_meta, encode_record
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record, RequestId
 from tracefile.storage.appending import append_to
-from tracefile.storage.mending import mend
+from tracefile.storage.repair import repair
 
 META = Meta(source="tap", block_size=16, epoch_unix_ns=7)
 SUFFIXES = ["", ".gz", ".zst"]
@@ -71,10 +71,10 @@ def test_any_cut_of_any_file_keeps_exactly_its_complete_records(
     path.write_bytes(whole[: round(share * len(whole))])
     survived = readable(path)
     assert survived == written[: len(survived)]
-    mended = mend(path)
-    assert mended.records == len(survived)
-    again = mend(path)
-    assert (again.records, again.torn) == (len(survived), False), "a mended file is whole"
+    repaired = repair(path)
+    assert repaired.records == len(survived)
+    again = repair(path)
+    assert (again.records, again.torn) == (len(survived), False), "a repaired file is whole"
     more = [record(1000), record(1001)]
     go_on(path, more)
     with open_trace(path) as reader:
@@ -92,12 +92,12 @@ def test_every_cut_of_a_small_file_is_mended(tmp_path: Path, suffix: str) -> Non
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
         survived = readable(path)
-        mended = mend(path)
-        assert mended.records == len(survived), cut
-        kept.add(mended.records)
-        assert mended.meta == (META if path.stat().st_size else None)
-        if mended.meta is not None:
-            assert load_trace(path) == (META, written[: mended.records])
+        repaired = repair(path)
+        assert repaired.records == len(survived), cut
+        kept.add(repaired.records)
+        assert repaired.meta == (META if path.stat().st_size else None)
+        if repaired.meta is not None:
+            assert load_trace(path) == (META, written[: repaired.records])
     assert kept == {0, 1, 2, 3}
 
 
@@ -108,9 +108,9 @@ def test_only_a_torn_frame_is_written_again(tmp_path: Path, monkeypatch: pytest.
     written = write(path, [(400, True)] * 20)
     whole = path.read_bytes()
     path.write_bytes(whole[:-30])
-    mended = mend(path)
-    assert 17 <= mended.records < 20
-    assert load_trace(path)[1] == written[: mended.records]
+    repaired = repair(path)
+    assert 17 <= repaired.records < 20
+    assert load_trace(path)[1] == written[: repaired.records]
     assert path.read_bytes().startswith(whole[: round(0.8 * len(whole))])
 
 
@@ -125,7 +125,7 @@ def test_what_a_power_cut_leaves_as_zeros_is_dropped(
     whole = path.read_bytes()
     path.write_bytes(whole[:-20] + bytes(zeros))
     before = len(readable_lines(path))
-    assert mend(path).records == before
+    assert repair(path).records == before
     assert len(load_trace(path)[1]) == before
 
 
@@ -158,8 +158,8 @@ def test_several_headers_and_streams_in_one_file_are_no_damage(tmp_path: Path) -
         path = tmp_path / f"a.jsonl{suffix}"
         write(path, [(5, True)] * 2)
         path.write_bytes(path.read_bytes() * 2)
-        mended = mend(path)
-        assert (mended.records, mended.torn) == (4, False)
+        repaired = repair(path)
+        assert (repaired.records, repaired.torn) == (4, False)
 
 
 @pytest.mark.parametrize(
@@ -169,5 +169,5 @@ def test_a_file_that_is_no_trace_is_refused_and_left_alone(tmp_path: Path, conte
     path = tmp_path / "notes.jsonl"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"notes\.jsonl"):
-        mend(path)
+        repair(path)
     assert path.read_bytes() == content

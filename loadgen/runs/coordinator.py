@@ -23,7 +23,7 @@ from tracefile.commandline.printing import printable
 from tracefile.commandline.workers import usable_cores
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Workload
-from tracefile.storage.mending import mend
+from tracefile.storage.repair import repair
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
@@ -146,7 +146,7 @@ class Run:
         if self._in_parts:
             merge_parts(trace, self._parts, self._with_delays(words))
         elif outcome.failures and trace.exists():
-            mend(trace)
+            repair(trace)
         if refused is not None:
             raise InputError(refused)
         reason = next((word.reason for word in words if isinstance(word, Done) and word.reason), "")

@@ -1,4 +1,4 @@
-"""Waits for the first token: survival by turn, with bands."""
+"""LatencySample for the first token: survival by turn, with bands."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -6,10 +6,10 @@ from typing import Final
 import numpy as np
 
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, MAIN, cohort_rows, cohort_title, own_traits
+from measure.latency_samples import first_token_waits
 from measure.metrics.sessions import busy_periods
 from measure.resampling import CONFIDENCE, draw_weights
 from measure.runs import Run
-from measure.waits import first_token_waits
 from report.compare.cells import Cell, describe, measure
 from report.compare.panels import interval_text, quantile_text
 from report.compare.results import LEVELS

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sim.engine.dispatch import Timeline
-from sim.engine.incidents import Deploy, Incident, Kill, ScaleUp, check_events, parse_event
+from sim.engine.fleet_events import Deploy, Incident, Kill, ScaleUp, check_events, parse_event
 from sim.engine.simulatedrequest import OUTCOMES
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.fleets import make_request, routed, runs_of

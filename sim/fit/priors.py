@@ -1,4 +1,4 @@
-"""Assumptions on terms that captures leave open: defaults that they are drawn towards.
+"""Priors on terms that captures leave open: defaults that they are drawn towards.
 
 A term that the captures identify is in no assumption, so its cost is theirs alone.
 """
@@ -35,7 +35,7 @@ have none: other defaults are multiples of theirs. Repeated KV reads are tied to
 
 
 @dataclass(frozen=True, slots=True)
-class Assumptions:
+class Priors:
     """Costs that a regression does not solve for alone; each of m rows has columns in the order of ``TERMS``."""
 
     rows: FloatArray = field(default_factory=lambda: np.zeros((0, len(TERMS))))
@@ -56,10 +56,10 @@ class Assumptions:
         return (rows * weights[:, None]).T @ rows, (rows * weights[:, None]).T @ targets_ms
 
 
-NO_ASSUMPTIONS = Assumptions()
+NO_ASSUMPTIONS = Priors()
 
 
-def drawn_towards_defaults(open_names: Sequence[str], parameters: FloatArray) -> Assumptions:
+def drawn_towards_defaults(open_names: Sequence[str], parameters: FloatArray) -> Priors:
     """Return the defaults of ``open_names``; ``parameters`` give a default its scale."""
     rows, targets_ms, spreads_ms = [], [], []
     for name in open_names:
@@ -77,4 +77,4 @@ def drawn_towards_defaults(open_names: Sequence[str], parameters: FloatArray) ->
             rows.append(row)
             targets_ms.append(0.0 if default.of is not None else expected_ms)
             spreads_ms.append(spread_ms)
-    return Assumptions(np.array(rows).reshape(-1, len(TERMS)), np.array(targets_ms), np.array(spreads_ms))
+    return Priors(np.array(rows).reshape(-1, len(TERMS)), np.array(targets_ms), np.array(spreads_ms))

@@ -1,49 +1,49 @@
-"""Waits of a run's records: first token, end, between tokens."""
+"""LatencySample of a run's records: first token, end, between tokens."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from measure.runs import STATUSES, Run
-from measure.survival import END_OF_STATUS, EVENT, Waits, incidence, make_waits, survival_at
+from measure.survival import END_OF_STATUS, EVENT, LatencySample, incidence, latency_sample, survival_at
 from tracefile.records.arrays import IntArray
 
 _ENDS = np.array([END_OF_STATUS[status] for status in STATUSES], dtype=np.int8)
 
 
-def first_token_waits(run: Run, rows: IntArray) -> Waits:
+def first_token_waits(run: Run, rows: IntArray) -> LatencySample:
     """TTFT of these records; a first token counts, however the request ended later."""
     came = ~np.isnan(run.ttft_ms[rows])
     end = np.where(came, EVENT, _ENDS[run.status[rows]]).astype(np.int8)
     time_ms = np.where(came, run.ttft_ms[rows], run.e2e_ms[rows])
     # Status ok without a TTFT: not streamed, or no output token. There was no wait.
     known = ~np.isnan(time_ms) & (came | (run.streamed[rows] & (end != EVENT)))
-    return make_waits(time_ms[known], end[known], rows[known], int(np.count_nonzero(~known)))
+    return latency_sample(time_ms[known], end[known], rows[known], int(np.count_nonzero(~known)))
 
 
-def completion_waits(run: Run, rows: IntArray) -> Waits:
+def completion_waits(run: Run, rows: IntArray) -> LatencySample:
     """End-to-end time of these records; only status ok is an event."""
     time_ms = run.e2e_ms[rows]
     known = ~np.isnan(time_ms)
     end = _ENDS[run.status[rows]]
-    return make_waits(time_ms[known], end[known], rows[known], int(np.count_nonzero(~known)))
+    return latency_sample(time_ms[known], end[known], rows[known], int(np.count_nonzero(~known)))
 
 
-def token_paces(run: Run, rows: IntArray) -> Waits:
+def token_paces(run: Run, rows: IntArray) -> LatencySample:
     """TPOT of these records, from the tokens that came; never censored."""
     time_ms = run.tpot_ms[rows]
     known = ~np.isnan(time_ms)
     end = np.full(int(known.sum()), EVENT, dtype=np.int8)
-    return make_waits(time_ms[known], end, rows[known], int(np.count_nonzero(~known)))
+    return latency_sample(time_ms[known], end, rows[known], int(np.count_nonzero(~known)))
 
 
-def token_gaps(run: Run, rows: IntArray) -> Waits:
+def token_gaps(run: Run, rows: IntArray) -> LatencySample:
     """ITL of these records: each gap over its read's tokens is a sample."""
     chosen = np.zeros(len(run), dtype=np.bool_)
     chosen[rows] = True
     of_rows = chosen[run.gap_owner]
     gaps_ms = run.itl_ms[of_rows]
-    return make_waits(gaps_ms, np.zeros(len(gaps_ms), dtype=np.int8), run.gap_owner[of_rows].astype(np.int64))
+    return latency_sample(gaps_ms, np.zeros(len(gaps_ms), dtype=np.int8), run.gap_owner[of_rows].astype(np.int64))
 
 
 _MOST_SAMPLES = 50_000
@@ -63,7 +63,7 @@ class Distance:
     """Null: both curves are known to the end."""
 
 
-def distance(truth: Waits, other: Waits) -> Distance:
+def distance(truth: LatencySample, other: LatencySample) -> Distance:
     """Compare two samples of at least one wait each by the area between their curves up to the longest wait."""
     truth, other = _thinned(truth), _thinned(other)
     known_until = min(truth.known_until_ms, other.known_until_ms)
@@ -80,8 +80,8 @@ def distance(truth: Waits, other: Waits) -> Distance:
     )
 
 
-def _thinned(waits: Waits) -> Waits:
+def _thinned(waits: LatencySample) -> LatencySample:
     if len(waits) <= _MOST_SAMPLES or waits.count(EVENT) < len(waits):
         return waits
     kept = ((np.arange(_MOST_SAMPLES) + 0.5) / _MOST_SAMPLES * len(waits)).astype(np.int64)
-    return Waits(waits.time_ms[kept], waits.end[kept], waits.row[kept], waits.unobserved)
+    return LatencySample(waits.time_ms[kept], waits.end[kept], waits.row[kept], waits.unobserved)

@@ -9,8 +9,8 @@ import numpy as np
 from measure.metrics.results import Timeline
 from measure.metrics.sessions import session_order
 from measure.metrics.workload import wall
+from measure.number_format import count, duration, share
 from measure.runs import UNKNOWN, Run
-from measure.wording import count, duration, share
 from report.pages.figures import Trace, axis, band, figure, five_digits, line
 from report.pages.panels import Panel, Table
 from report.trace.measured import Measured

@@ -91,7 +91,7 @@ class CopyBudget:
     held_bytes: int = 0
 
 
-class SideCopy:
+class CaptureBuffer:
     """Copy of an exchange, which becomes the message to the recorder. A dropped copy holds no reads."""
 
     __slots__ = (

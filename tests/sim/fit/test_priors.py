@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.fit.assumptions import drawn_towards_defaults
 from sim.fit.observations import Observations
+from sim.fit.priors import drawn_towards_defaults
 from sim.fit.regression import bootstrap, solve
 from sim.latency.stepcost import DECODES, KV_TOKENS, PREFILL_TOKENS, STEPS
 from sim.latency.terms import TERMS

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from measure import tally
+from measure import live_counts
+from measure.live_counts import LiveCounts, Sample
 from measure.quantiles import quantile
-from measure.tally import Sample, Tally
 from tracefile.records.schema import Record, RequestId
 
 
@@ -50,7 +50,7 @@ def test_parts_add_up_to_the_whole_folded_or_not(parts: list[list[float]], folde
 
 
 def test_a_large_sample_takes_bounded_room_and_stays_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tally, "EXACT_VALUES", 1000)
+    monkeypatch.setattr(live_counts, "EXACT_VALUES", 1000)
     drawn = random.Random(1)
     values = [drawn.lognormvariate(3.0, 1.5) for _ in range(50_000)]
     sample = Sample()
@@ -71,8 +71,8 @@ def record(name: str, **fields: object) -> Record:
     return Record(request_id=RequestId(name), **{**shape, **ended, **fields})  # type: ignore[arg-type]
 
 
-def tally_of(*records: Record) -> Tally:
-    tally = Tally()
+def tally_of(*records: Record) -> LiveCounts:
+    tally = LiveCounts()
     for each in records:
         tally.start()
         tally.in_flight -= 1

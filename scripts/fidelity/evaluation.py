@@ -43,7 +43,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the captured quantile is inside the forecast's 90 % band."""
 
 
-def judge_round(folder: Path, out: Path) -> list[Cell]:
+def evaluate_round(folder: Path, out: Path) -> list[Cell]:
     """Fit the round's model and judge every gate that was captured."""
     work = Workspace(out / folder.name)
     work.directory.mkdir(parents=True, exist_ok=True)
@@ -59,11 +59,11 @@ def judge_round(folder: Path, out: Path) -> list[Cell]:
         if capture.way in (*WARM_WAYS, *COLD_WAYS) and not capture.load.startswith("calibration")
     ]
 
-    def judge(capture: Capture) -> list[Cell]:
+    def evaluate(capture: Capture) -> list[Cell]:
         return list(_cells(folder.name, capture, _validated(folder, work, model, capture, captures)))
 
     with ThreadPoolExecutor(len(CORES) or 1) as pool:  # each waits for its command
-        return [cell for cells in pool.map(judge, gates) for cell in cells]
+        return [cell for cells in pool.map(evaluate, gates) for cell in cells]
 
 
 def _validated(

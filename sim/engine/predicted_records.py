@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sim.engine.gaptexts import GapTexts
+from sim.engine.gap_json import GapTexts
 from sim.engine.simulatedrequest import (
     ABORTED,
     AS_RECORDED,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tracefile.commandline.ending import run_command
+from tracefile.commandline.exit_codes import run_command
 from tracefile.records.errors import InputError
 
 
@@ -82,7 +82,7 @@ def test_a_trace_passes_from_stdin_to_stdout_and_only_once(trace: Path) -> None:
 def test_no_socket_takes_the_number_of_a_closed_stream(closed: str) -> None:
     """libuv ends the process where it closes one of these numbers, in children too."""
     text = (
-        "import socket, subprocess, sys; from tracefile.commandline.ending import run_command\n"
+        "import socket, subprocess, sys; from tracefile.commandline.exit_codes import run_command\n"
         "own = lambda: socket.socket().fileno()\n"
         "child = [sys.executable, '-c', 'import socket; raise SystemExit(socket.socket().fileno())']\n"
         "run_command('x', lambda argv: min(own(), subprocess.run(child).returncode))"
