@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from tracefile.records.errors import InputError
-from tracefile.records.schema import MOST_TOLD, Engine
+from tracefile.records.schema import MAX_REPORTED, Engine
 
 DialectName = Literal["vllm", "sglang", "llamacpp", "trtllm", "openai"]
 
@@ -181,7 +181,7 @@ def told_count(value: object) -> int | None:
     """Return a positive number that an engine told of itself; null: it is none."""
     if isinstance(value, str) and value.isdecimal() and len(value) <= MAX_DIGITS:
         value = int(value)
-    return value if type(value) is int and 0 < value < MOST_TOLD else None
+    return value if type(value) is int and 0 < value < MAX_REPORTED else None
 
 
 def told_text(value: object) -> str | None:

@@ -8,12 +8,12 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from tracefile.interrupt import take_signals
+from tracefile.interrupt import install_handlers
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
-take_signals()  # kvtape has imported tracefile already, before this module told whose script runs
+install_handlers()  # kvtape has imported tracefile already, before this module told whose script runs
 
 ROOMS: Final = ("engines", "loadgen", "measure", "replay", "report", "sim", "tap", "tracefile", "wire")
 HOME: Final = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))

@@ -8,7 +8,7 @@ from functools import partial
 from loadgen.core.job import WHOLE, Shard
 from replay.survey import ALL, Selection, Survey, why_not
 from tracefile.files.reading import open_trace
-from tracefile.hashing.branches import Branch, own_branch, tail_key
+from tracefile.hashing.branches import Branch, record_branch, tail_key
 from tracefile.hashing.tokenchains import Branches, branches_of
 from tracefile.outputs import infer_outputs
 from tracefile.records.schema import BlockHash, HashSource, Record, RequestId, SessionId, SessionSource
@@ -204,9 +204,9 @@ def group_requests(
     if makers:
         for record in read():
             carried = list(record.block_hashes or ())
-            branch = own_branch(record, block_size)
-            if branch is not None and branch.tokens > parts.get(branch.block, 0):
-                carried.append(branch.block)  # it goes on with a part of an output
+            branch = record_branch(record, block_size)
+            if branch is not None and branch.tokens > parts.get(branch.earlier, 0):
+                carried.append(branch.earlier)  # it goes on with a part of an output
             _bind_carrier(groups, items[record.request_id], carried, makers)
     numbers: dict[int, int] = {}
     return {request_id: numbers.setdefault(groups.find(item), len(numbers)) for request_id, item in items.items()}

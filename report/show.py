@@ -20,7 +20,7 @@ from report.output import page_path, put_page, write_page
 from report.trace import measured, page
 from tracefile.commandline.printing import print_result, printable
 from tracefile.records.errors import InputError
-from tracefile.records.extras import lacking
+from tracefile.records.extras import missing_package
 from tracefile.storage.output import PARQUET, check_output
 
 TERMINAL_COLUMNS: Final = 100
@@ -96,7 +96,7 @@ def write_parquet(table: columns.Table, path: Path) -> None:
         import pyarrow as pa  # noqa: PLC0415 - optional
         import pyarrow.parquet as pq  # noqa: PLC0415
     except ImportError:
-        raise InputError(f"Parquet: {lacking('pyarrow')}") from None
+        raise InputError(f"Parquet: {missing_package('pyarrow')}") from None
 
     def type_of(column: columns.Column) -> pa.DataType:
         if isinstance(column, columns.Lists):

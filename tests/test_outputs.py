@@ -103,7 +103,7 @@ def test_a_model_that_is_there_is_replaced_if_asked_for(tmp_path: Path) -> None:
     trace.write_text(lines())
     save_model(default_model(), model)
     argv = [str(trace), "-o", str(model), "--max-num-seqs", "8", "--max-num-batched-tokens", "64"]
-    with pytest.raises(InputError, match=r"model\.json: already there; expected a new file, or --overwrite"):
+    with pytest.raises(InputError, match=r"model\.json: already exists; expected a new file, or --overwrite"):
         run("sim calibrate", *argv)
     with pytest.raises(InputError) as refused:
         run("sim calibrate", *argv, "--overwrite")
@@ -132,12 +132,12 @@ def test_a_failed_conversion_leaves_the_old_file_whole_and_nothing_beside_it(nam
 def test_a_page_replaces_pages_only(tmp_path: Path) -> None:
     trace, page = tmp_path / "t.jsonl", tmp_path / "page.html"
     trace.write_text(lines())
-    with pytest.raises(InputError, match="already there, and not an HTML page"):
+    with pytest.raises(InputError, match="already exists and is not an HTML page"):
         run("report compare", f"a={trace}", f"b={trace}", "--html", str(__file__))
     for title in ("one", "two"):
         write_page(page, Page(tool="", title=title, defined="", headlines=[title]))
     assert "<h1>two</h1>" in page.read_text()
-    with pytest.raises(InputError, match="its folder is not there"):
+    with pytest.raises(InputError, match="its folder does not exist"):
         run("report compare", f"a={trace}", f"b={trace}", "--html", str(tmp_path / "no" / "page.html"))
 
 

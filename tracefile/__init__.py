@@ -1,3 +1,3 @@
-"""The hub: what a trace is, how it is read and written, hashed and threaded into sessions. Imports nothing of ours."""
+"""Trace schema, block hashes, sessions, and reading and writing of trace files. Imports no other package of kvtape."""
 
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported

@@ -1,4 +1,4 @@
-"""``tracefile``: list, inspect, check, convert, cut, join and scale traces."""
+"""``tracefile``: summarise, check, print and convert traces."""
 
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 
@@ -9,7 +9,7 @@ from tracefile.config import parse_config
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what the flags ask; 1 if ``check`` found a broken rule."""
+    """Run an action; exit code 1 if ``check`` finds a violation of the schema."""
     config = parse_config(argv)
     from tracefile.actions import run_action
 
@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def command() -> None:
-    """The ``tracefile`` command."""
+    """Entry point of the ``tracefile`` script."""
     run_command("tracefile", main)
 
 

@@ -1,4 +1,4 @@
-"""Work of ``tracefile``'s actions: each reads a trace, and prints or writes."""
+"""Actions of ``tracefile``: info, check, cat and convert."""
 
 import sys
 from itertools import islice
@@ -16,7 +16,7 @@ FINDINGS_SHOWN = 100
 
 
 def run_action(config: Config) -> int:
-    """Do what the flags ask; 1 if ``check`` found a broken rule."""
+    """Run an action; exit code 1 if ``check`` finds a violation of the schema."""
     if config.action == "convert":
         return convert_traces(config)
     actions = {"info": show_info, "check": show_check, "cat": print_lines}
@@ -28,7 +28,7 @@ def run_action(config: Config) -> int:
 
 
 def show_info(config: Config, reader: TraceReader) -> int:
-    """Print the summary as lines or as JSON."""
+    """Print request, token and block counts of a trace as lines or as JSON."""
     summary = summarise(reader)
     lines = () if config.as_json else summary_lines(reader, summary)
     print_result(summary_object(reader, summary), lines, as_json=config.as_json)
@@ -36,12 +36,12 @@ def show_info(config: Config, reader: TraceReader) -> int:
 
 
 def show_check(config: Config, reader: TraceReader) -> int:
-    """Print the lines that break a rule, the first hundred in full; 1 if there are any."""
+    """Print violations of the schema, at most ``FINDINGS_SHOWN`` in full; exit code 1 if there are any."""
     count = 0
     for finding in check_trace(reader):
         count += 1
         if count <= FINDINGS_SHOWN:
-            print(f"{reader.where(finding.line)}: {finding.field}: {finding.what}")
+            print(f"{reader.where(finding.line)}: {finding.field}: {finding.problem}")
     if count > FINDINGS_SHOWN:
         print(f"… and {count - FINDINGS_SHOWN} more")
     print(f"{reader.path}: {count or 'no'} finding{'' if count == 1 else 's'}", file=sys.stderr)
@@ -49,7 +49,7 @@ def show_check(config: Config, reader: TraceReader) -> int:
 
 
 def print_lines(config: Config, reader: TraceReader) -> int:
-    """Print headers and records as lines of JSON."""
+    """Print headers and records as JSON Lines."""
     if config.head is not None and config.head < 0:
         raise InputError(f"--head: {config.head}; expected 0 or more")
     sys.stdout.write(encode_meta(meta := reader.meta).decode())

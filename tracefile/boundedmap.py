@@ -1,4 +1,4 @@
-"""A map that forgets what was not touched for long, so that an index over endless traffic stays bounded."""
+"""LRU map: an index over endless traffic in bounded memory."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -9,14 +9,14 @@ Value = TypeVar("Value")
 
 
 class BoundedMap(Generic[Key, Value]):
-    """At most ``limit`` entries; the one that was touched the longest ago goes first. Every operation is O(1)."""
+    """At most ``limit`` entries; the least recently touched entry is evicted. Every operation is O(1)."""
 
     __slots__ = ("_entries", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._entries: OrderedDict[Key, Value] = OrderedDict()
-        """The last touched at the end."""
+        """Most recently touched last."""
 
     def __contains__(self, key: Key) -> bool:
         return key in self._entries
@@ -25,11 +25,11 @@ class BoundedMap(Generic[Key, Value]):
         return len(self._entries)
 
     def get(self, key: Key) -> Value | None:
-        """Return the value, its age left as it is; None if there is none."""
+        """Return the value without touching it; None if the key is absent."""
         return self._entries.get(key)
 
     def touch(self, key: Key, default: Value) -> Value:
-        """Return the value, now the youngest; ``default`` is stored if there was none."""
+        """Return the value and make it the most recent; store ``default`` if the key is absent."""
         if key in self._entries:
             self._entries.move_to_end(key)
             return self._entries[key]
@@ -37,16 +37,16 @@ class BoundedMap(Generic[Key, Value]):
         return default
 
     def touch_all(self, keys: Sequence[Key], default: Value) -> list[tuple[int, Value]]:
-        """``touch`` each key in turn; return where a value other than ``default`` was there, and which."""
-        entries, known = self._entries, []
+        """``touch`` each key in turn; return the indices and values of keys that had a value other than ``default``."""
+        entries, present = self._entries, []
         for index, key in enumerate(keys):
             value = entries.setdefault(key, default)
             entries.move_to_end(key)
             if value is not default:
-                known.append((index, value))
+                present.append((index, value))
         while len(entries) > self.limit:
             entries.popitem(last=False)
-        return known
+        return present
 
     def __setitem__(self, key: Key, value: Value) -> None:
         self._entries[key] = value

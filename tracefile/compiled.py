@@ -1,4 +1,4 @@
-"""Compiled modules are used as long as all are what their sources say; otherwise all sources are run."""
+"""Selection of compiled modules: all are used if each was compiled from its current source, else none is."""
 
 import os
 import sys
@@ -16,14 +16,14 @@ PURE = os.environ.get("KVTAPE_PURE", "0") != "0"
 
 @cache
 def recorded() -> dict[str, str]:
-    """Return the digest of each module's source, as ``setup.py`` compiled it for this Python."""
+    """Return the source digest of each module that ``setup.py`` compiled for this Python."""
     record = ROOT / "tracefile" / f"compiled{EXTENSION_SUFFIXES[0]}.txt"
     return dict(line.split() for line in record.read_text().splitlines()) if record.exists() else {}
 
 
 @cache
 def uses_compiled() -> bool:
-    """True if there are compiled modules, all of these sources, and ``KVTAPE_PURE`` is not set."""
+    """Return whether compiled modules exist, match their sources, and ``KVTAPE_PURE`` is not set."""
     return bool(recorded()) and not PURE and all(_digest(_source(name)) == value for name, value in recorded().items())
 
 
@@ -36,10 +36,10 @@ def _digest(source: Path) -> str:
 
 
 class SourceFinder:
-    """Finds the source of a module whose compiled form is not to be used; Python would take the latter first.
+    """Import finder that prefers the source of a module whose compiled form is stale; Python would prefer the compiled.
 
-    A form that the record does not name is not used: its compilation was interrupted, or the module left the list.
-    Finds the library of the compiled forms too, which an editable installation knows only if that compiled it.
+    A compiled module without a recorded digest is stale: its compilation was interrupted, or it left the list.
+    Also finds mypyc's shared library, which an editable installation knows only if it compiled the library.
     """
 
     @staticmethod
@@ -57,7 +57,7 @@ sys.meta_path.insert(0, SourceFinder)
 
 @cache
 def warn_if_plain() -> None:
-    """Write once that a long simulation takes longer; not if the user wants the sources to be run."""
+    """Warn once that simulations run uncompiled, unless the user asked for it with ``KVTAPE_PURE``."""
     if not uses_compiled() and not PURE:
         reason = "sources are newer than their compiled form" if recorded() else "not compiled"
         compiles = "a C compiler and another installation compile them"

@@ -17,43 +17,43 @@ Actions: TypeAlias = "_SubParsersAction[Parser]"
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Settings of one call of the command."""
+    """Arguments of one ``tracefile`` command."""
 
     action: Literal["info", "check", "cat", "convert"]
     trace: str = ""
     as_json: bool = False
     head: int | None = None
-    """Records that ``cat`` prints; null: all."""
+    """Number of records that ``cat`` prints. Null: all."""
     traces: tuple[str, ...] = ()
-    """Traces of ``convert``."""
+    """Input traces of ``convert``."""
     output: str = ""
     overwrite: bool = False
     to: str = "kvtape"
     from_s: float = 0.0
     until_s: float | None = None
-    """Null: to the trace's end."""
+    """Null: to the end of the trace."""
     infer_sessions: bool = False
     block_size: int | None = None
     anonymize: bool = False
 
 
 def parse_config(argv: Sequence[str]) -> Config:
-    """Return the command line as a Config."""
+    """Parse the command line."""
     parser = Parser(prog="tracefile", description="Inspect, check, print and convert traces.")
     actions = parser.add_subparsers(dest="action", required=True)
     info = _reader(actions, "info", "summarise a trace: counts, time span, sessions, shared prefixes", "")
     info.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object instead of tables")
-    _reader(actions, "check", "check a trace against the schema; exit 1 and list the lines that break a rule", "")
+    _reader(actions, "check", "check a trace against the schema; list violations by line and exit with 1", "")
     cat = _reader(actions, "cat", "print a trace as JSON Lines", " --head 3")
     cat.add_argument("--head", type=int, help="print the first N records only (default: all)")
     _add_convert(actions)
-    settings = vars(parser.parse_args(argv))
-    settings["traces"] = tuple(settings.get("traces", ()))
-    return Config(**settings)
+    arguments = vars(parser.parse_args(argv))
+    arguments["traces"] = tuple(arguments.get("traces", ()))
+    return Config(**arguments)
 
 
 def _add_convert(actions: Actions) -> None:
-    summary = "write one trace out of one or several: another format, time range or block size, anonymized"
+    summary = "join traces; change format, time range or block size; anonymize"
     convert = _command(
         actions,
         "convert",
@@ -63,12 +63,12 @@ def _add_convert(actions: Actions) -> None:
         "monday.jsonl.zst hour.jsonl.zst --from 1h --until 2h --anonymize",
     )
     convert.add_argument(
-        "traces", metavar="TRACE", nargs="+", help="a trace of any format; several are put on the first one's clock"
+        "traces", metavar="TRACE", nargs="+", help="a trace of any format; several are joined on the clock of the first"
     )
     convert.add_argument(
         "output",
         metavar="OUT",
-        help="a .gz or .zst suffix compresses",
+        help="output trace; a suffix .gz or .zst compresses it",
     )
     written = ", ".join(FORMATS_WRITTEN)
     convert.add_argument("--to", choices=FORMATS_WRITTEN, default="kvtape", metavar="FORMAT", help=written)
@@ -78,33 +78,35 @@ def _add_convert(actions: Actions) -> None:
         type=duration,
         default="0",
         metavar="TIME",
-        help="keep sessions that begin at this time after the first arrival, such as 10m, or later, whole",
+        help="keep complete sessions that begin at or after this time, such as 10m, from the first arrival",
     )
     convert.add_argument(
         "--until",
         dest="until_s",
         type=duration,
         metavar="TIME",
-        help="keep sessions that begin before this time, such as 20m (default: all)",
+        help="keep complete sessions that begin before this time, such as 20m (default: all)",
     )
     convert.add_argument(
-        "--infer-sessions", action="store_true", help="infer sessions from shared prefixes for records without one"
+        "--infer-sessions",
+        action="store_true",
+        help="infer the sessions of records without a session id from shared prefixes",
     )
     convert.add_argument(
         "--block-size",
         type=int,
-        help="tokens in a block, a multiple of the trace's (default: the trace's, for Mooncake 512 if that is one)",
+        help="tokens in a block, a multiple of the trace's (default: unchanged; 512 for Mooncake if possible)",
     )
     convert.add_argument(
         "--anonymize",
         action="store_true",
-        help="new hashes and ids, times to 10 ms, no date, names, headers or unknown fields",
+        help="replace hashes and ids, round times to 10 ms; drop dates, names, headers and unknown fields",
     )
-    convert.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
+    convert.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
 
 
 def _reader(actions: Actions, name: str, summary: str, words: str) -> Parser:
-    """Add a command of one trace; ``words``: those after it in the example."""
+    """Add a command that reads one trace; ``words``: the arguments after the trace in its example."""
     parser = _command(actions, name, summary, f"monday.jsonl.zst{words}")
     parser.add_argument("trace", help=f"a trace: {FORMATS_READ}; .gz or .zst")
     return parser

@@ -1,7 +1,7 @@
-"""``tracefile convert``: one trace out of one or several, in steps.
+"""``tracefile convert``: a pipeline from one or several traces to one trace.
 
-The steps, in order: join, sessions, time range, block size, anonymize, write. A step takes records that it may
-read as often as it needs, and returns such records; what is read once needs constant memory.
+The steps, in order: join, sessions, time range, block size, anonymize, write. A step may iterate over its input records
+more than once, and so may the next step. A step that iterates once needs constant memory.
 """
 
 import contextlib
@@ -29,22 +29,22 @@ from tracefile.sessions import NO_CHAINS, SessionIndex
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Records after a step."""
+    """Output of a step of the pipeline."""
 
     records: Callable[[], Iterator[Record]]
-    """Reads them, each time from the first."""
+    """Iterates over the records from the first, at each call."""
     first_meta: Meta
     latest_meta: Callable[[], Meta]
-    """The last header before the record read last: a trace may go on with another engine."""
+    """Returns the header of the latest record: the engine may change within a trace."""
 
 
 class Inputs:
-    """The input traces as one: merged by end, on the first one's clock."""
+    """Input traces merged by request end time, on the clock of the first trace."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         if len(set(paths)) < len(paths):
             raise InputError(
-                f"{next(path for path in paths if paths.count(path) > 1)}: given twice; expected each once"
+                f"{next(path for path in paths if paths.count(path) > 1)}: given twice; expected each trace once"
             )
         self.paths = paths
         self.warnings: dict[str, None] = {}
@@ -59,17 +59,17 @@ class Inputs:
         self.shifts_ms = [((meta.epoch_unix_ns or 0) - (zero_ns or 0)) / 1e6 for meta in metas]
 
     def read(self) -> Iterator[Record]:
-        """Yield all records by end; ``warnings`` is complete after the last."""
-        parts = list(map(self._read_one, self.paths, self.shifts_ms))
-        used: Counter[RequestId] = Counter()
+        """Yield all records by end time; ``warnings`` is complete after the last."""
+        parts = list(map(self._read_trace, self.paths, self.shifts_ms))
+        uses: Counter[RequestId] = Counter()
         for record in heapq.merge(*parts, key=lambda record: record.end_ms() or 0.0) if parts[1:] else parts[0]:
             if parts[1:]:
-                used[record.request_id] += 1
-                if (number := used[record.request_id]) > 1:
+                uses[record.request_id] += 1
+                if (number := uses[record.request_id]) > 1:
                     record.request_id = RequestId(f"{record.request_id}~{number}")
             yield record
 
-    def _read_one(self, path: str, shift_ms: float) -> Iterator[Record]:
+    def _read_trace(self, path: str, shift_ms: float) -> Iterator[Record]:
         if path not in self._opened:
             refuse_pipe(path)
         with self._opened.pop(path, None) or open_trace(path) as reader:
@@ -88,14 +88,14 @@ class Inputs:
 
 
 def _check_joins(first: Meta, meta: Meta, path: str) -> None:
-    """Raise InputError unless the traces of two headers can become one."""
+    """Raise InputError unless the traces of two headers can be joined."""
     if (meta.epoch_unix_ns is None) != (first.epoch_unix_ns is None):
         raise InputError(f"{path}: meta.epoch_unix_ns: {meta.epoch_unix_ns}; expected all wall clocks, or none")
     check_continues(first, msgspec.structs.replace(meta, epoch_unix_ns=first.epoch_unix_ns, source=first.source), path)
 
 
 def convert_traces(config: Config) -> int:
-    """Write the traces as one; raises InputError for what cannot be converted as the flags ask."""
+    """Convert the input traces to one trace; raises InputError if the flags do not fit the traces."""
     with contextlib.closing(Inputs(config.traces)) as inputs:
         return _convert(inputs, config)
 
@@ -117,14 +117,14 @@ def _convert(inputs: Inputs, config: Config) -> int:
     for warning in inputs.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if config.anonymize:
-        kept = f"lengths, shared prefixes, order, times to {ROUNDING_MS:g} ms, endpoints, the engine's settings"
-        _say(config, f"still has {kept}")
-    _say(config, f"{count:,} records" if config.to == "kvtape" else f"{count:,} requests as {config.to}")
+        preserved = f"lengths, shared prefixes, order, times to {ROUNDING_MS:g} ms, endpoints, engine settings"
+        _report(config, f"still contains {preserved}")
+    _report(config, f"{count:,} records" if config.to == "kvtape" else f"{count:,} requests as {config.to}")
     return 0
 
 
 def with_sessions(step: Step) -> Step:
-    """Infer the sessions of records without one, from the prefixes that they share."""
+    """Infer the sessions of records without a session id from shared prefixes."""
 
     def linked() -> Iterator[Record]:
         index, later_turns = SessionIndex(step.first_meta.block_size or 1), 0
@@ -138,7 +138,7 @@ def with_sessions(step: Step) -> Step:
 
 
 def in_time_range(step: Step, config: Config) -> Step:
-    """Keep the sessions that begin in a span of time, whole; reads the trace once for their beginnings."""
+    """Keep complete sessions that begin in a time range; reads the trace once more for the session starts."""
     begins_ms: dict[str, float] = {}
     for record in step.records():
         if record.arrival_ms is None:
@@ -152,34 +152,34 @@ def in_time_range(step: Step, config: Config) -> Step:
     until_ms = math.inf if config.until_s is None else 1000 * config.until_s
     if not from_ms < until_ms:
         raise InputError(f"--until {until_ms / 1000:g}s: expected a time after --from {from_ms / 1000:g}s")
-    kept = {name for name, begin_ms in begins_ms.items() if from_ms <= begin_ms - zero_ms < until_ms}
-    if not kept:
+    selected = {name for name, begin_ms in begins_ms.items() if from_ms <= begin_ms - zero_ms < until_ms}
+    if not selected:
         span_s = (max(begins_ms.values(), default=0.0) - zero_ms) / 1000
-        raise InputError(f"no session begins in that span; expected one within {span_s:,.1f} s, the trace's")
-    _say(config, f"{len(kept):,} of {len(begins_ms):,} sessions")
+        raise InputError(f"no session begins in that time range; expected a range within the trace's {span_s:,.1f} s")
+    _report(config, f"{len(selected):,} of {len(begins_ms):,} sessions")
     return Step(
-        lambda: (record for record in step.records() if session_name(record) in kept),
+        lambda: (record for record in step.records() if session_name(record) in selected),
         step.first_meta,
         step.latest_meta,
     )
 
 
 def session_name(record: Record) -> str:
-    """Return the name of a record's session, never that of a request without one."""
+    """Return a key for the record's session; a request without a session has a key of its own."""
     return f"request {record.request_id}" if record.session_id is None else f"session {record.session_id}"
 
 
 def in_blocks_of(step: Step, block_size: int, path: str) -> Step:
-    """Convert to coarser blocks."""
+    """Convert block hashes to a larger block size."""
     fine = step.first_meta.block_size
     if fine is None or block_size < 1 or block_size % fine:
         raise InputError(
-            f"{path}: --block-size {block_size}: expected a multiple of the trace's, {fine or 'which has none'}"
+            f"{path}: --block-size {block_size}: expected a multiple of the trace's block size ({fine or 'unknown'})"
         )
 
     def resized(meta: Meta) -> Meta:
-        known = None if meta.hash is None else msgspec.structs.replace(meta.hash, branches=None)
-        return msgspec.structs.replace(meta, block_size=block_size, hash=known)
+        hash_info = None if meta.hash is None else msgspec.structs.replace(meta.hash, branches=None)
+        return msgspec.structs.replace(meta, block_size=block_size, hash=hash_info)
 
     return Step(
         lambda: (downsample(record, fine, block_size // fine) for record in step.records()),
@@ -189,7 +189,7 @@ def in_blocks_of(step: Step, block_size: int, path: str) -> Step:
 
 
 def anonymized(step: Step) -> Step:
-    """Rename everything; reads the trace once for its first arrival and its blocks."""
+    """Anonymize the records; reads the trace once more for its first arrival and its blocks."""
     pseudonyms, zero_ms = Pseudonyms(), math.inf
     for record in step.records():
         pseudonyms.learn(record)
@@ -200,7 +200,7 @@ def anonymized(step: Step) -> Step:
 
 
 def _write(config: Config, step: Step) -> int:
-    """Write a kvtape trace, whole or not at all, with its later headers; return the number of records."""
+    """Write a kvtape trace atomically, with its later headers; return the number of records."""
     with new_writer(config.output, step.first_meta, inputs=config.traces, overwrite=config.overwrite) as writer:
         for record in step.records():
             writer.change_meta(step.latest_meta())
@@ -210,15 +210,15 @@ def _write(config: Config, step: Step) -> int:
 
 
 def _export(config: Config, step: Step) -> int:
-    """Write Mooncake's lines, and print which facts they do not hold."""
+    """Write a Mooncake trace, and print the fields that the format cannot hold."""
     differences: Counter[str] = Counter()
     lines = list(mooncake_lines(step.records(), step.first_meta, config.traces[0], differences))
     write_lines(config.output, lines, inputs=config.traces, overwrite=config.overwrite)
-    _say(config, LOST)
+    _report(config, LOST)
     for difference, number in (+differences).items():
-        _say(config, f"{number:,} requests {difference}")
+        _report(config, f"{number:,} requests {difference}")
     return len(lines)
 
 
-def _say(config: Config, message: str) -> None:
+def _report(config: Config, message: str) -> None:
     print(f"{config.output}: {message}", file=sys.stderr)

@@ -1,9 +1,9 @@
-"""Outputs that later prompts repeat: a turn's prompt has the blocks that hold its parent's output.
+"""Output block hashes inferred from the prompt of the next turn, which repeats its parent's output.
 
-Where an engine does not report the ids of an output, the blocks that decode filled have no hashes of their own. The
-next turn's prompt has them behind the parent's prompt, up to the output's length. A client may have changed the output
-(reasoning removed, other tokens for the same text). The engine's cached tokens show how far it came back as it was
-generated: a prefix hit that ends inside the output ends where the two differ.
+An engine that does not report output token ids gives no hashes for the blocks that decode filled. The prompt of the
+next turn has these blocks after the parent's prompt, up to the output's length. A client may have changed the output
+(reasoning removed, other tokens for the same text). Cached tokens show how far the output came back unchanged: a prefix
+hit that ends inside the output ends where prompt and output diverge.
 """
 
 from collections.abc import Iterable
@@ -19,33 +19,33 @@ from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 
 class InferredOutputs:
-    """Output hashes of the requests without any, from the prompts of their next turns.
+    """Output block hashes of requests without any, inferred from the prompts of their next turns.
 
-    Where an engine caches single tokens, a next turn's hit also tells how far it repeats the block after those.
+    With an engine that caches single tokens, the next turn's prefix hit also shows the shared tokens of the next block.
     """
 
     def __init__(self, meta: Meta) -> None:
         self._block_size = meta.block_size or 1
         self._engine_block_size = (meta.engine and meta.engine.block_size) or self._block_size
         self._open: dict[RequestId, tuple[int, int, BlockHash | None]] = {}
-        """Requests without output hashes: prompt and output tokens, the prompt's last full block, if any."""
+        """Requests without output hashes: prompt tokens, output tokens, last full block of the prompt."""
         self._outputs: dict[RequestId, list[BlockHash]] = {}
         self._within: dict[RequestId, RequestId] = {}
-        """Requests whose cached tokens end within a block of the trace, in the output of their parent."""
+        """By request whose cached tokens end within a block, in its parent's output: the parent."""
 
     def learn(self, record: Record) -> None:
         """Add a record, after its parent."""
         if record.block_hashes is None or record.prompt_tokens is None:
             return
-        prompt, _, whole = chain_of(record, self._block_size)
+        prompt, _, is_complete = chain_of(record, self._block_size)
         parent = None if record.parent_id is None else self._open.get(record.parent_id)
         if parent is not None and record.parent_id is not None:
             prompt_tokens, output_tokens, last = parent
             output = repeated_output(
                 (prompt_tokens, output_tokens), record.cached_tokens, self._block_size, self._engine_block_size
             )
-            begins = list(prompt[: output.first][-1:])
-            is_continued = begins == [last] if last is not None else record.session_source == "inferred"
+            previous_block = list(prompt[: output.first][-1:])
+            is_continued = previous_block == [last] if last is not None else record.session_source == "inferred"
             if is_continued and output.end - output.first > len(self._outputs.get(record.parent_id, ())):
                 self._outputs[record.parent_id] = list(prompt[output.first : output.end])
             hit = record.cached_tokens or 0
@@ -53,7 +53,7 @@ class InferredOutputs:
             if is_within and prompt_tokens <= hit and hit > (record.branch_tokens or 0):
                 self._within[record.request_id] = record.parent_id
                 self._outputs.setdefault(record.parent_id, [])
-        if whole and record.output_block_hashes is None and record.output_tokens and record.n is None:
+        if is_complete and record.output_block_hashes is None and record.output_tokens and record.n is None:
             self._open[record.request_id] = record.prompt_tokens, record.output_tokens, prompt[-1] if prompt else None
 
     def fill(self, record: Record) -> Record:
@@ -66,16 +66,16 @@ class InferredOutputs:
         return msgspec.structs.replace(record, output_block_hashes=output, output_hash_source="inferred")
 
     def _branched(self, record: Record, parent_id: RequestId) -> Record:
-        """Return the record with its branch off the parent's output: the block behind the parent's known ones."""
+        """Return the record with its branch from the parent's output: in the block after the parent's known blocks."""
         prompt_tokens, _, last = self._open[parent_id]
         output, tokens = self._outputs.get(parent_id, []), record.cached_tokens or 0
         if prompt_tokens // self._block_size + len(output) != tokens // self._block_size:
-            return record  # another turn repeats more of the output: the blocks of its prompt are known
+            return record  # another turn repeats more blocks of the output
         block = tail_key(output[-1:] or ([] if last is None else [last]), parent_id)
         return msgspec.structs.replace(record, branch_tokens=tokens, branch_hash=block)
 
     def fill_hashes(self, batch: Batch, hashes: Hashes) -> Hashes:
-        """Return the chains of a batch with the output hashes that were inferred for its requests."""
+        """Return the hash chains of a batch with the inferred output hashes of its requests."""
         if not self._outputs:
             return hashes
         outputs = [self._outputs.get(RequestId(name or "")) for name in batch.column("request_id")]
@@ -94,7 +94,7 @@ class InferredOutputs:
 
 
 def infer_outputs(meta: Meta, records: Iterable[Record]) -> InferredOutputs:
-    """Inferred outputs of records in finish order; none of other tools' traces."""
+    """Infer output hashes of records in finish order; none for traces of other tools."""
     inferred = InferredOutputs(meta)
     if meta.block_size is not None and meta.source is not None:
         for record in records:
@@ -103,8 +103,8 @@ def infer_outputs(meta: Meta, records: Iterable[Record]) -> InferredOutputs:
 
 
 def inferred_outputs(reader: TraceReader) -> InferredOutputs:
-    """``infer_outputs`` of the complete trace, which is read a second time."""
+    """``infer_outputs`` of the complete trace, which is read once more."""
     if reader.meta.source is None:
         return InferredOutputs(reader.meta)
-    with open_trace(reader.path) as again:
-        return infer_outputs(again.meta, again)
+    with open_trace(reader.path) as records:
+        return infer_outputs(records.meta, records)

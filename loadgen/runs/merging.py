@@ -16,7 +16,7 @@ import msgspec
 from tracefile.records.decoding import is_header, is_object
 from tracefile.records.encoding import encode_meta
 from tracefile.records.schema import Meta
-from tracefile.storage.appending import TraceFile, new_whole_file
+from tracefile.storage.appending import TraceFile, new_atomic_file
 from tracefile.storage.lines import LineReader
 from tracefile.storage.output import refuse_inputs
 
@@ -54,7 +54,7 @@ def refuse_lost_inputs(trace: Path, inputs: Iterable[Path | None]) -> None:
 def merge_parts(trace: Path, parts: Sequence[Path], meta: Meta) -> int:
     """Merge the parts into ``trace``, and remove them. Raises InputError; then every part still exists."""
     in_flight = InFlight.of(parts)
-    file = new_whole_file(trace, overwrite=True)
+    file = new_atomic_file(trace, overwrite=True)
     try:
         count = _write_all(file, parts, meta, in_flight)
         file.finish()
@@ -101,11 +101,11 @@ def record_lines(part: Path) -> Iterator[bytes]:
 
 
 def _write_all(file: TraceFile, parts: Sequence[Path], meta: Meta, in_flight: InFlight) -> int:
-    file.take(encode_meta(meta))
+    file.add(encode_meta(meta))
     count = 0
     for _, times, line in heapq.merge(*map(_timed_lines, parts), key=lambda timed: timed[0]):
         now = in_flight.at_arrival(times)
-        file.take((line if now is None else CONCURRENCY.sub(b'"concurrency":%d' % now, line, count=1)) + b"\n")
+        file.add((line if now is None else CONCURRENCY.sub(b'"concurrency":%d' % now, line, count=1)) + b"\n")
         count += 1
         if file.failing:
             file.drain()

@@ -107,7 +107,7 @@ def finest_records(reader: TraceReader, page_size: int) -> tuple[Meta, Iterator[
     inferred = outputs.inferred_outputs(reader)
     with open_trace(reader.path) as records:
         chains = tokenchains.TokenChains(tokenchains.branches_of(map(inferred.fill, records), size))
-    return tokenchains.opened_meta(meta), map(chains.expand, hashed_records(reader, inferred))
+    return tokenchains.token_meta(meta), map(chains.expand, hashed_records(reader, inferred))
 
 
 def end_reading(reader: TraceReader, hashed: int, requests: int) -> None:

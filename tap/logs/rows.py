@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tap.ipc.messages import Endpoint, ExchangeCopy
-from tracefile.records.decoding import NOT_JSON, first_told
+from tracefile.records.decoding import NOT_JSON, first_value
 from tracefile.records.errors import InputError
 from tracefile.storage.lines import LineReader
 
@@ -93,7 +93,7 @@ class LogRows:
         )
 
     def _endpoint(self, row: Mapping[str, Any], body: Mapping[str, Any]) -> Endpoint | None:
-        named = first_told(row, PATHS)
+        named = first_value(row, PATHS)
         if isinstance(named, str) and "/v1/" in (path := urlsplit(named).path):
             return "/v1/" + path.rpartition("/v1/")[2].strip("/")
         return self.endpoint or _endpoint_by_keys(body)
@@ -117,7 +117,7 @@ def _body(found: Any, where: str) -> dict[str, Any] | None:
         raise InputError(f"{where}: a JSON {type(found).__name__}; expected {EXPECTED}")
     if _endpoint_by_keys(found) is not None:
         return found
-    body = first_told(found, BODIES)
+    body = first_value(found, BODIES)
     if isinstance(body, str):
         body = _parsed(body.encode(), f"{where}: body")
     return body if isinstance(body, dict) else None
@@ -134,8 +134,8 @@ def _endpoint_by_keys(body: Mapping[str, Any]) -> Endpoint | None:
 
 def _response(row: Mapping[str, Any], where: str) -> tuple[int | None, dict[str, Any] | None]:
     """Status and body of a row's response, null where it has none; of a batch's output both are in ``response``."""
-    status = first_told(row, STATUSES)
-    response = first_told(row, RESPONSES)
+    status = first_value(row, STATUSES)
+    response = first_value(row, RESPONSES)
     if isinstance(response, str):
         response = _parsed(response.encode(), f"{where}: response")
     if isinstance(response, dict) and isinstance(response.get("body"), dict):
@@ -146,13 +146,13 @@ def _response(row: Mapping[str, Any], where: str) -> tuple[int | None, dict[str,
 
 def _headers(row: Mapping[str, Any]) -> dict[str, str]:
     """Headers that the tap would have kept, of the row's ids."""
-    named = {"x-request-id": first_told(row, IDS), "x-session-id": first_told(row, SESSIONS)}
+    named = {"x-request-id": first_value(row, IDS), "x-session-id": first_value(row, SESSIONS)}
     return {name: str(value) for name, value in named.items() if isinstance(value, str | int)}
 
 
 def _end_ns(row: Mapping[str, Any], start_ns: int, where: str) -> int:
     end_ns = _moment(row, ENDS, where)
-    took_ms = first_told(row, DURATIONS_MS)
+    took_ms = first_value(row, DURATIONS_MS)
     if end_ns is None and isinstance(took_ms, int | float):
         end_ns = start_ns + round(took_ms * 1e6)
     if end_ns is not None and end_ns < start_ns:
@@ -162,7 +162,7 @@ def _end_ns(row: Mapping[str, Any], start_ns: int, where: str) -> int:
 
 def _moment(row: Mapping[str, Any], names: Sequence[str], where: str) -> int | None:
     """Nanoseconds since 1970; a number is in seconds, ms, µs or ns, whichever makes it a date after 1973."""
-    value = first_told(row, names)
+    value = first_value(row, names)
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):

@@ -47,7 +47,7 @@ class OpenSegment:
             batch = b"".join(self.lines)
             self.lines.clear()
             self.digest.update(batch)
-            self.file.take(batch)
+            self.file.add(batch)
             self.first_arrival_ms = min([self.first_arrival_ms, *self.arrivals_ms])
             self.last_arrival_ms = max([self.last_arrival_ms, *self.arrivals_ms])
             self.arrivals_ms.clear()

@@ -199,7 +199,7 @@ class SegmentedTrace:
                 self._end_segment()
         else:
             self._segment.compress()
-            self._segment.file.take(encode_meta(self.meta))
+            self._segment.file.add(encode_meta(self.meta))
 
     def close(self) -> bool:
         if self._closed:
@@ -266,7 +266,7 @@ class SegmentedTrace:
             path = self.path
             file = new_trace_file(path, overwrite=overwrite)
         self._segment = OpenSegment(file, path)
-        file.take(encode_meta(self.meta))
+        file.add(encode_meta(self.meta))
         return self._segment
 
     def _end_segment(self) -> None:
@@ -372,5 +372,5 @@ class SegmentedTrace:
         else:
             self._segment = OpenSegment(append_to(self.path), self.path, records=found.records, inherited=found.records)
             if found.says_something_new:
-                self._segment.file.take(encode_meta(self.meta))
+                self._segment.file.add(encode_meta(self.meta))
         return True

@@ -114,7 +114,7 @@ def test_info_says_by_endpoint_whose_prompts_are_counted_as_the_engine_counts_th
     assert info["prompt_mismatches"] == {"/v1/chat/completions": 1, "/v1/completions": 0}
     main(["info", path])
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "66.7% of 3 records (/v1/chat/completions 50.0%, /v1/completions 100.0%); the others' hashes" in said
+    assert "66.7% of 3 records (/v1/chat/completions 50.0%, /v1/completions 100.0%); hashes of the rest" in said
 
 
 def test_a_prompt_s_last_token_is_never_a_hit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +135,7 @@ def test_convert_keeps_records_and_can_tell_sessions(tmp_path: Path, capsys: pyt
     assert load_trace(tmp_path / "s.gz")[1][1].parent_id == "a"
     assert "1 later turns of sessions" in capsys.readouterr().err
     assert main(["convert", trace(tmp_path / "alone", GOOD), str(tmp_path / "alone.gz"), "--infer-sessions"]) == 0
-    assert "no request was found to continue another" in capsys.readouterr().err
+    assert "no request continues another" in capsys.readouterr().err
     with pytest.raises(InputError, match="already has"):
         main(["convert", path, str(tmp_path / "o.zst")])
 

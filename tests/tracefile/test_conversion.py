@@ -158,7 +158,7 @@ def test_aligned_traces_are_on_the_first_ones_clock(tmp_path: Path) -> None:
     later = msgspec.structs.replace(META, epoch_unix_ns=10**18 + 1_500_000_000)
     two = trace(tmp_path / "2", record("a", 0.0, e2e_ms=100.0, scheduled_ms=0.0), meta=later)
     out = tmp_path / "o"
-    with pytest.raises(InputError, match="given twice; expected each once"):
+    with pytest.raises(InputError, match="given twice; expected each trace once"):
         main(["convert", one, two, one, str(out)])
     assert main(["convert", one, two, str(out)]) == 0
     meta, records = load_trace(out)

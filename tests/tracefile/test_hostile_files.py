@@ -78,7 +78,7 @@ def test_a_line_without_end_is_refused_within_bounds(
 ) -> None:
     monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1 << 20)
     (tmp_path / "t").write_bytes(compress(text(HEADER) + b"0" * (5 << 20)))
-    with pytest.raises(InputError, match=":2: a line beyond 1 MiB"):
+    with pytest.raises(InputError, match=":2: a line of more than 1 MiB"):
         load_trace(tmp_path / "t")
 
 
@@ -139,7 +139,7 @@ def test_a_cut_stream_is_a_finding_unless_its_writer_is_at_it(
         fcntl.flock(file, fcntl.LOCK_EX)
         assert tracefile(["check", str(path)]) == 0
         said = capsys.readouterr()
-        assert "still being written; read up to here" in said.err
+        assert "still being written; read up to this line" in said.err
         assert "cut short" not in said.err
 
 

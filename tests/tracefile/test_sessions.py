@@ -122,7 +122,7 @@ def test_memory_stays_within_its_bound(limit: int) -> None:
 
 
 def test_many_requests_on_one_block_are_forgotten_from_the_earliest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracefile.promptends.ENDS_KEPT", 4)
+    monkeypatch.setattr("tracefile.promptends.MAX_ENDS", 4)
     index = SessionIndex(B)
     for i in range(100):
         index.link(request(f"r{i}", i, i + 0.5, [1], [2], session="s" if i % 2 else None))

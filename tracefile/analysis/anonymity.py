@@ -1,7 +1,7 @@
 """``tracefile convert --anonymize``: new hashes and ids, rounded times, no wall clock, no names, no free text.
 
-Equal stays equal and different stays different: hashes and ids go through BLAKE2b under a secret that is drawn for the
-run and kept nowhere. Lengths, sharing, order and times to the rounding stay: a trace is of use for nothing else.
+Equal hashes and ids stay equal: each is replaced by its BLAKE2b under a random secret that is never stored. Lengths,
+shared prefixes, order and rounded times are preserved, or the trace would be useless for prefix-cache analysis.
 """
 
 import hashlib
@@ -17,32 +17,32 @@ from tracefile.records.schema import BlockHash, Engine, HashInfo, Meta, Record, 
 
 MOMENTS = ("arrival_ms", "scheduled_ms")
 ROUNDING_MS = 10.0
-"""Grain of every time."""
+"""Rounding of every time, in ms."""
 DURATIONS = ("first_byte_ms", "ttft_ms", "e2e_ms", "queue_ms", "think_ms")
 
 
 @dataclass(slots=True)
 class Pseudonyms:
-    """New hashes and ids by old ones."""
+    """Replacement block hashes and ids."""
 
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     _blocks: dict[BlockHash, BlockHash] = field(default_factory=dict, repr=False)
 
     def block(self, block: BlockHash) -> BlockHash:
-        found = self._blocks.get(block)
-        if found is None:
+        pseudonym = self._blocks.get(block)
+        if pseudonym is None:
             number = int.from_bytes(self._digest(b"block", (block % 2**64).to_bytes(8, "little")), "little")
-            found = self._blocks[block] = BlockHash(number)
-        return found
+            pseudonym = self._blocks[block] = BlockHash(number)
+        return pseudonym
 
     def learn(self, record: Record) -> None:
-        """Note the name of the record's unfilled last block, to which later records' branches may point."""
+        """Add the name of the record's partial last block: branches of later records may refer to it."""
         chain = record.chain()
         renamed = RequestId(self.name("request", record.request_id))
-        self._blocks[tail_key(chain, record.request_id)] = tail_key([self.block(found) for found in chain], renamed)
+        self._blocks[tail_key(chain, record.request_id)] = tail_key([self.block(block) for block in chain], renamed)
 
     def name(self, kind: str, name: str) -> str:
-        """16 hex digits for an id; unrelated across kinds."""
+        """Return 16 hex digits for an id; the same id of another ``kind`` gets unrelated digits."""
         return self._digest(kind.encode(), name.encode("utf-8", "surrogatepass")).hex()
 
     def _digest(self, kind: bytes, data: bytes) -> bytes:
@@ -50,7 +50,7 @@ class Pseudonyms:
 
 
 def anonymous_meta(meta: Meta) -> Meta:
-    """Return the header without names, wall clock, digests and unknown keys; the engine's settings stay."""
+    """Return the header without names, wall clock, digests and unknown keys; engine settings are preserved."""
     engine = None if meta.engine is None else msgspec.structs.replace(meta.engine, name=None, version=None, extra={})
     return Meta(
         source=meta.source,
@@ -64,17 +64,17 @@ def anonymous_meta(meta: Meta) -> Meta:
 def anonymize(
     records: Iterable[Record], pseudonyms: Pseudonyms, zero_ms: float, rounding_ms: float = ROUNDING_MS
 ) -> Iterator[Record]:
-    """Records under new names; times count from ``zero_ms``, every moment rounded down to ``rounding_ms``."""
+    """Yield anonymized records; times count from ``zero_ms`` and are rounded down to ``rounding_ms``."""
     for record in records:
-        made = _renamed(record, pseudonyms)
+        anonymized = _renamed(record, pseudonyms)
         for field_name in MOMENTS:
             if (at_ms := getattr(record, field_name)) is not None:
-                setattr(made, field_name, _floor(at_ms - zero_ms, rounding_ms))
+                setattr(anonymized, field_name, _floor(at_ms - zero_ms, rounding_ms))
         for field_name in DURATIONS:
             if (took_ms := getattr(record, field_name)) is not None:
-                setattr(made, field_name, _floor(took_ms, rounding_ms))
-        made.itl_ms = _gaps(record, rounding_ms)
-        yield made
+                setattr(anonymized, field_name, _floor(took_ms, rounding_ms))
+        anonymized.itl_ms = _gaps(record, rounding_ms)
+        yield anonymized
 
 
 def _renamed(record: Record, pseudonyms: Pseudonyms) -> Record:
@@ -85,8 +85,8 @@ def _renamed(record: Record, pseudonyms: Pseudonyms) -> Record:
         request_id=RequestId(names("request", record.request_id)),
         session_id=None if record.session_id is None else SessionId(names("session", record.session_id)),
         parent_id=None if record.parent_id is None else RequestId(names("request", record.parent_id)),
-        block_hashes=None if prompt is None else [block(found) for found in prompt],
-        output_block_hashes=None if output is None else [block(found) for found in output],
+        block_hashes=None if prompt is None else [block(old) for old in prompt],
+        output_block_hashes=None if output is None else [block(old) for old in output],
         branch_hash=None if record.branch_hash is None else block(record.branch_hash),
         model=None,
         lora=None if record.lora is None else names("lora", record.lora),
@@ -97,7 +97,7 @@ def _renamed(record: Record, pseudonyms: Pseudonyms) -> Record:
 
 
 def _gaps(record: Record, rounding_ms: float) -> list[float]:
-    """Gaps between rounded moments, so that they still add up to the last token's."""
+    """Return ITLs between rounded token times, so that their sum is the last token's rounded time."""
     at_ms = record.ttft_ms or 0.0
     gaps_ms = []
     for gap_ms in record.itl_ms:

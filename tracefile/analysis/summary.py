@@ -1,4 +1,4 @@
-"""``tracefile info``: what is in a trace, in one pass."""
+"""``tracefile info``: request, token, block and session counts of a trace, in one pass."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -11,18 +11,18 @@ from tracefile.records.encoding import meta_object
 from tracefile.records.errors import USAGE_ADVICE
 from tracefile.records.schema import BlockHash, Record, SessionId
 
-LACKING: Final = {
+MISSING_FIELDS: Final = {
     "without_hashes": "block hashes",
     "without_usage": "usage",
     "without_cached_tokens": "cached tokens",
     "without_token_times": "token times (not streamed)",
 }
-"""Facts that requests lack, by key of the JSON object."""
+"""Missing fields of requests, by key of the JSON object."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """Counts over a trace; memory grows with its distinct blocks and sessions alone."""
+    """Counts over a trace; memory grows with its distinct blocks and sessions."""
 
     records: int = 0
     first_arrival_ms: float | None = None
@@ -30,24 +30,24 @@ class Summary:
     statuses: Counter[str] = field(default_factory=Counter)
     endpoints: Counter[str] = field(default_factory=Counter)
     prompt_counts: Counter[str] = field(default_factory=Counter)
-    """Records, by endpoint, whose prompt both the writer and the engine have counted ..."""
+    """By endpoint: records whose prompt tokens both the writer and the engine counted."""
     prompt_mismatches: Counter[str] = field(default_factory=Counter)
-    """... and those of them where the two differ: their hashes are not of the engine's tokens."""
+    """By endpoint: records whose two prompt counts differ: their hashes are not of the engine's tokens."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
     cached_reported: int = 0
-    """Records whose engine reported how much it took from its cache."""
+    """Records with reported cached tokens."""
     hashed_tokens: int = 0
-    """Prompt tokens in full blocks whose hashes are true."""
+    """Prompt tokens in full blocks with valid hashes."""
     hit_tokens: int = 0
-    """Of those, in leading blocks of earlier records: hits of an unlimited cache, one token of each left to compute."""
+    """Prefix hits of an unlimited cache, in tokens; at least one token of each prompt is computed."""
     named_sessions: int = 0
     inferred_sessions: int = 0
     later_turns: int = 0
     """Records with a parent."""
-    _without: Counter[str] = field(default_factory=Counter)
-    """Requests that lack a fact, by name in ``LACKING``; all but hashes are expected of completed requests alone."""
+    _missing: Counter[str] = field(default_factory=Counter)
+    """Requests with a missing field, by key of ``MISSING_FIELDS``; all but hashes: completed requests only."""
     _blocks: set[BlockHash] = field(default_factory=set, repr=False)
     _sessions: set[SessionId] = field(default_factory=set, repr=False)
 
@@ -56,9 +56,9 @@ class Summary:
         return len(self._blocks)
 
     @property
-    def lacking(self) -> dict[str, int]:
-        """Requests that lack a fact, by name in ``LACKING``."""
-        return {name: self._without[name] for name in LACKING}
+    def missing(self) -> dict[str, int]:
+        """Requests with a missing field, by key of ``MISSING_FIELDS``."""
+        return {name: self._missing[name] for name in MISSING_FIELDS}
 
     def add(self, record: Record, block_size: int | None) -> None:
         endpoint = record.endpoint or "unknown"
@@ -70,8 +70,8 @@ class Summary:
         self.cached_tokens += record.cached_tokens or 0
         self.cached_reported += record.cached_tokens is not None
         differs = record.prompt_tokens_by_tokenizer is not None
-        whole = record.hash_source in ("engine", "tokenizer") and record.hashable_blocks is None
-        if differs or (whole and record.tokens_source == "usage"):
+        is_complete = record.hash_source in ("engine", "tokenizer") and record.hashable_blocks is None
+        if differs or (is_complete and record.tokens_source == "usage"):
             self.prompt_counts[endpoint] += 1
             self.prompt_mismatches[endpoint] += differs
         if record.arrival_ms is not None:
@@ -80,19 +80,19 @@ class Summary:
             self.first_arrival_ms = record.arrival_ms if first is None else min(first, record.arrival_ms)
             self.last_end_ms = end_ms if last is None else max(last, end_ms)
         self._add_session(record)
-        self._note_missing(record, has_hashes=record.block_hashes is not None and block_size is not None)
+        self._add_missing(record, has_hashes=record.block_hashes is not None and block_size is not None)
         if record.block_hashes is not None and block_size is not None:
             self._add_blocks(record, record.block_hashes, block_size)
 
-    def _note_missing(self, record: Record, *, has_hashes: bool) -> None:
+    def _add_missing(self, record: Record, *, has_hashes: bool) -> None:
         ok = record.status == "ok"
-        lacking = {
+        is_missing = {
             "without_hashes": not has_hashes,
             "without_usage": ok and (record.prompt_tokens is None or record.output_tokens is None),
             "without_cached_tokens": ok and record.cached_tokens is None,
             "without_token_times": ok and record.stream is False and record.ttft_ms is None,
         }
-        self._without.update(name for name, lacks in lacking.items() if lacks)
+        self._missing.update(name for name, missing in is_missing.items() if missing)
 
     def _add_session(self, record: Record) -> None:
         self.later_turns += record.parent_id is not None
@@ -122,23 +122,23 @@ def summarise(reader: TraceReader) -> Summary:
 
 
 def summary_object(reader: TraceReader, summary: Summary) -> dict[str, Any]:
-    """Return the object of ``info --json``: the counts, the header and the warnings."""
+    """Return the JSON object of ``info --json``: counts, header and warnings."""
     counts = {name.name: getattr(summary, name.name) for name in fields(summary) if not name.name.startswith("_")}
     about = {"path": reader.path, "format": reader.format, "distinct_blocks": summary.distinct_blocks}
-    return about | counts | summary.lacking | {"meta": meta_object(reader.meta), "warnings": reader.warnings}
+    return about | counts | summary.missing | {"meta": meta_object(reader.meta), "warnings": reader.warnings}
 
 
 def summary_lines(reader: TraceReader, summary: Summary) -> Iterator[str]:
-    """Yield the lines of ``info``: a name and its value each, then the header's."""
+    """Yield the lines of ``info``: counts, then the header."""
     yield f"{reader.path} ({reader.format})"
     span_ms = None if summary.first_arrival_ms is None else (summary.last_end_ms or 0.0) - summary.first_arrival_ms
     cached = f"{summary.cached_tokens:,} (reported by {summary.cached_reported:,} records)"
     advice = "" if reader.meta.source is None else f"; {USAGE_ADVICE}"
     hits = f"{_percent(summary.hit_tokens, summary.prompt_tokens)} of prompt tokens ({summary.hit_tokens:,}; unlimited"
-    completed = summary.statuses["ok"]
+    totals = {"without_hashes": summary.records}
     without = (
-        f"{LACKING[name]} {count:,} ({_percent(count, completed if name != 'without_hashes' else summary.records)})"
-        for name, count in summary.lacking.items()
+        f"{MISSING_FIELDS[name]} {count:,} ({_percent(count, totals.get(name, summary.statuses['ok']))})"
+        for name, count in summary.missing.items()
         if count
     )
     yield from _aligned(
@@ -168,12 +168,12 @@ def _aligned(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def _prompt_ids(summary: Summary) -> str:
-    """Share of records whose hashed ids are as many as the engine counted; by endpoint if it is not all."""
+    """Share of records with as many token ids as the engine counted; by endpoint if some differ."""
     checked, wrong = summary.prompt_counts, summary.prompt_mismatches
     if not checked.total():
         return "not checked: no record has both ids and the engine's count"
     shares = (f"{name} {_percent(count - wrong[name], count)}" for name, count in sorted(checked.items()))
-    reason = f" ({', '.join(shares)}); the others' hashes are not the engine's blocks" if wrong.total() else ""
+    reason = f" ({', '.join(shares)}); hashes of the rest are not of the engine's blocks" if wrong.total() else ""
     equal = _percent(checked.total() - wrong.total(), checked.total())
     return f"as many as the engine counted in {equal} of {checked.total():,} records{reason}"
 

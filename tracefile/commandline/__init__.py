@@ -1,1 +1,1 @@
-"""The shared parts of every command: parser, old names, durations, exit codes, progress, version."""
+"""Command-line parts that all commands share: parser, durations, exit codes, progress, version."""

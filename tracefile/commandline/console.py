@@ -1,4 +1,4 @@
-"""Rich's console as our commands use it."""
+"""Rich console for status lines."""
 
 from typing import TextIO
 
@@ -8,7 +8,7 @@ from tracefile.commandline.printing import raw_stream
 
 
 class CommandConsole(Console):
-    """Console of text that was made printable; a reader who goes away (head, less) is no failure of the command."""
+    """Rich console on the raw stream; a closed pipe (``head``, ``less``) raises BrokenPipeError instead of exiting."""
 
     def __init__(self, stream: TextIO, *, highlight: bool = True) -> None:
         super().__init__(file=raw_stream(stream), highlight=highlight)

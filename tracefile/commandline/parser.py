@@ -1,4 +1,4 @@
-"""The parser of every command: a mistake gets one line that names the nearest right word, and exit code 2."""
+"""Argument parser of all commands: an error is one line that suggests the nearest valid word, and exit code 2."""
 
 import argparse
 import re
@@ -17,26 +17,26 @@ REMOVED: Final = Path(__file__).with_name("removed.toml")
 
 
 def removed(kind: Literal["commands", "flags"]) -> Mapping[str, Any]:
-    """Return what to use instead of commands by their words, or of flags by command and flag, that are gone."""
+    """Return the replacements of removed commands, or of removed flags by command."""
     table: Mapping[str, Any] = tomllib.loads(REMOVED.read_text(encoding="utf-8"))[kind]
     return table
 
 
 def same_named(kind: type, source: object) -> dict[str, Any]:
-    """Return the fields of ``kind`` that ``source``, flags or other settings, has under the same name."""
+    """Return the fields of ``kind`` that ``source`` (parsed flags or settings) also has."""
     return {name: getattr(source, name) for name in kind.__annotations__ if hasattr(source, name)}
 
 
 def seed(text: str) -> int:
-    """Seed of draws, as the ``type`` of a flag; raises ArgumentTypeError."""
+    """Parse a random seed, as the ``type`` of a flag; raises ArgumentTypeError."""
     number = int(text) if text.isdecimal() else -1
-    if not 0 <= number <= MOST_WHOLE:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 0 to {MOST_WHOLE}")
+    if not 0 <= number <= MAX_INTEGER:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 0 to {MAX_INTEGER}")
     return number
 
 
 class _Help(argparse.HelpFormatter):
-    """Help that tells the default of every flag with a value, and keeps the lines of examples."""
+    """Help with the default of every flag that has a value; lines of examples are not joined."""
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
         return _METAVARS.get(action.type) or super()._get_default_metavar_for_optional(action)
@@ -49,7 +49,7 @@ class _Help(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        if action.nargs == 0 or not action.option_strings or _TOLD.search(text):
+        if action.nargs == 0 or not action.option_strings or _HAS_DEFAULT.search(text):
             return text
         return f"{text[:-1]}; {_default(action)})" if text.endswith(")") else f"{text} ({_default(action)})"
 
@@ -64,16 +64,16 @@ def _default(action: argparse.Action) -> str:
 
 
 _METAVARS: Final[Mapping[Any, str]] = {int: "N", seed: "N", float: "X", duration: "TIME", seconds: "TIME", Path: "FILE"}
-_TOLD: Final = re.compile(r"\bdefault\b|\brequired\b")
+_HAS_DEFAULT: Final = re.compile(r"\bdefault\b|\brequired\b")
 _NEGATIVE_NUMBER: Final = re.compile(r"-\.?\d")
-"""Begins a value, such as ``-1s``: no flag begins with a digit."""
-MOST_WHOLE: Final = 2**63 - 1
-"""Of a flag's whole number: arrays, files and clocks count in 64 bits."""
-_KINDS: Final = {"int": "a whole number", "float": "a number"}
+"""Start of a negative value, such as ``-1s``: no flag begins with a digit."""
+MAX_INTEGER: Final = 2**63 - 1
+"""Largest integer of a flag: arrays, files and clocks are 64-bit."""
+_TYPE_NAMES: Final = {"int": "a whole number", "float": "a number"}
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser without abbreviations, with errors of one line; ``commands`` are handled before flags are parsed."""
+    """Parser without abbreviations and with one-line errors; ``commands`` are handled before flags are parsed."""
 
     def __init__(
         self,
@@ -82,32 +82,32 @@ class Parser(argparse.ArgumentParser):
         description: str | None = None,
         epilog: str | None = None,
         commands: Iterable[str] = (),
-        **newer: Any,  # settings that later versions of argparse give to a subcommand's parser: color in 3.14
+        **newer: Any,  # arguments that newer versions of argparse pass to subparsers: color in 3.14
     ) -> None:
         super().__init__(
             prog, description=description, epilog=epilog, formatter_class=_Help, allow_abbrev=False, **newer
         )
         self._handled_before = tuple(commands)
         self.config_only: dict[str, str] = {}
-        """Meanings, by flag, of settings that only a file of ``--config`` gives."""
+        """Help texts, by flag, of settings that only a ``--config`` file can set."""
         self.add_argument("--version", action="version", version=f"kvtape {VERSION}", help="print the version and exit")
-        self._negative_number_matcher = _NEGATIVE_NUMBER  # argparse's own knows no units
+        self._negative_number_matcher = _NEGATIVE_NUMBER  # argparse's pattern accepts no units
         self._config = self.add_argument(
             CONFIG,
             type=Path,
             default=argparse.SUPPRESS,
             metavar="FILE",
-            help="TOML file: flags of a command in a table of its name, as [sim.run]; the command line's come after",
+            help="TOML file with flags in a table per command, such as [sim.run]; command-line flags override it",
         )
 
     def add_setting(self, flag: str, **settings: Any) -> None:
-        """Add a rare setting as ``add_argument`` adds a flag; a file of ``--config`` gives it, and no help shows it."""
+        """Add a setting that only a ``--config`` file can set; hidden from the help."""
         action = self.add_argument(flag, **settings)
         self.config_only[flag] = self._get_formatter()._expand_help(action)
         action.help = argparse.SUPPRESS
 
     def add_subparsers(self, **settings: Any) -> Any:
-        """Add subcommands as argparse does; each has its own ``--config``."""
+        """Add subcommands; each subcommand has a ``--config`` flag instead of the parser."""
         self._optionals._remove_action(self._config)
         del self._option_string_actions[CONFIG]
         return super().add_subparsers(**settings)
@@ -115,7 +115,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # argparse overloads it by the type of the namespace
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parse all of ``args``: unlike argparse's, a subcommand too refuses words that it does not know."""
+        """Parse all of ``args``; unlike argparse, unknown arguments of a subcommand are an error."""
         words = list(sys.argv[1:] if args is None else args)
         self._check_words(words)
         words = self.configured(words)
@@ -125,18 +125,18 @@ class Parser(argparse.ArgumentParser):
         return parsed, []
 
     def configured(self, words: list[str]) -> list[str]:
-        """Return the words with those in the file of ``--config FILE`` in its place, before all others."""
+        """Replace ``--config FILE`` by the arguments in the file, before all others."""
         if CONFIG not in self._option_string_actions or not any(word.startswith(CONFIG) for word in words):
             return words
         only = argparse.ArgumentParser(self.prog, add_help=False, allow_abbrev=False)
         only.add_argument(CONFIG, type=Path, nargs="?")
-        parsed, rest = only.parse_known_args(words)
+        parsed, remaining = only.parse_known_args(words)
         if parsed.config is None:
             return words
-        return [*config_words(parsed.config, self.prog, self._option_string_actions), *rest]
+        return [*config_words(parsed.config, self.prog, self._option_string_actions), *remaining]
 
     def hide_flags(self) -> None:
-        """Take the flags so far without showing them in the help, and let later flags of a name replace them."""
+        """Hide the flags added so far from the help; a later flag of the same name replaces its hidden flag."""
         for group in self._action_groups:
             group.description = None
         for action in self._actions:
@@ -147,7 +147,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         text = re.sub(r"^argument (\S+): ", r"\1: ", message)
         text = re.sub(
-            r"invalid (\w+) value: (.*)", lambda match: f"{match[2]}; expected {_KINDS.get(match[1], match[1])}", text
+            r"invalid (\w+) value: (.*)",
+            lambda match: f"{match[2]}; expected {_TYPE_NAMES.get(match[1], match[1])}",
+            text,
         )
         text = text.replace("the following arguments are required: ", "missing: ")
         hint = "" if _HINTED.search(text) else f"; see {self.prog} --help"
@@ -155,8 +157,8 @@ class Parser(argparse.ArgumentParser):
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         value = super()._get_value(action, arg_string)
-        if action.type is int and abs(value) > MOST_WHOLE:
-            raise argparse.ArgumentError(action, f"{arg_string!r}; expected at most {MOST_WHOLE}")
+        if action.type is int and abs(value) > MAX_INTEGER:
+            raise argparse.ArgumentError(action, f"{arg_string!r}; expected at most {MAX_INTEGER}")
         return value
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -168,7 +170,7 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"{value!r}; expected one of {choices}{nearest}")
 
     def _check_words(self, words: Sequence[str]) -> None:
-        """Refuse an unknown flag or subcommand before argparse says what else is missing."""
+        """Report an unknown flag or subcommand before argparse reports missing arguments."""
         subcommands = self._subcommands()
         if self._handled_before and words and not _is_flag(words[0]):
             self.error(self._unknown_command(words[0], self._handled_before))
@@ -185,19 +187,17 @@ class Parser(argparse.ArgumentParser):
     def _check_flag(self, flag: str) -> None:
         known = self._option_string_actions
         if flag in self.config_only:
-            self.error(
-                f"{flag}: a rare setting; expected {flag[2:]} in [{self.prog.replace(' ', '.')}] of a {CONFIG} file"
-            )
+            self.error(f"{flag}: expected {flag[2:]} in table [{self.prog.replace(' ', '.')}] of a {CONFIG} file")
         if flag in known or (not flag.startswith("--") and flag[:2] in known):
             return
-        if (gone := removed("flags").get(self.prog, {}).get(flag)) is not None:
-            self.error(f"{flag}: {gone}")
+        if (replacement := removed("flags").get(self.prog, {}).get(flag)) is not None:
+            self.error(f"{flag}: {replacement}")
         near = get_close_matches(flag, known, 1)
         self.error(f"{flag}: no such flag" + (f"; did you mean {near[0]}?" if near else ""))
 
     def _unknown_command(self, word: str, commands: Sequence[str]) -> str:
-        if (now := removed("commands").get(f"{self.prog} {word}")) is not None:
-            return f"{self.prog} {word} is now {now}"
+        if (replacement := removed("commands").get(f"{self.prog} {word}")) is not None:
+            return f"{self.prog} {word} is now {replacement}"
         near = get_close_matches(word, commands, 1)
         return f"{word}: no such command; " + (
             f"did you mean {near[0]}?" if near else f"expected one of {', '.join(commands)}"

@@ -1,4 +1,4 @@
-"""Text of traces made safe for a terminal: control characters and marks that reorder text become visible escapes."""
+"""Terminal-safe output: control characters and bidirectional marks are printed as visible escapes."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ def print_json(value: object) -> None:
 
 
 def print_result(result: object, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print lines; with ``as_json`` the result as one JSON object on stdout, and the lines on stderr."""
+    """Print lines; with ``as_json``: the result as one JSON object on stdout, and the lines on stderr."""
     if as_json:
         print_json(result)
     for line in lines:
@@ -28,12 +28,12 @@ def print_result(result: object, lines: Iterable[str], *, as_json: bool) -> None
 
 
 def printable(text: str) -> str:
-    """Return the text with ``\\u001b`` for ESC and the like, which JSON reads as before; tabs and line ends stay."""
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    """Replace control characters by JSON escapes (ESC: ``\\u001b``); tabs and line ends are not replaced."""
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 class PrintableStream:
-    """A text stream that writes printable text only."""
+    """Text stream that writes printable text only."""
 
     def __init__(self, raw: TextIO) -> None:
         self.raw = raw
@@ -47,19 +47,19 @@ class PrintableStream:
 
 
 def raw_stream(stream: TextIO) -> TextIO:
-    """Return the stream itself, for those who write a terminal's own sequences around text that they made printable."""
+    """Return the underlying stream, for terminal escape sequences around text that is already printable."""
     return stream.raw if isinstance(stream, PrintableStream) else stream
 
 
 @contextlib.contextmanager
 def printing_safely() -> Iterator[None]:
-    """Let everything printed be printable, in whatever encoding the locale has."""
+    """Make all output printable, in any encoding of the locale."""
     before = sys.stdout, sys.stderr
-    given = [io.StringIO() if stream is None else stream for stream in before]  # closed, as by >&-
-    for stream in given:
+    streams = [io.StringIO() if stream is None else stream for stream in before]  # closed, as by >&-
+    for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.stdout, sys.stderr = (cast(TextIO, PrintableStream(raw_stream(stream))) for stream in given)
+    sys.stdout, sys.stderr = (cast(TextIO, PrintableStream(raw_stream(stream))) for stream in streams)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Work in processes on every core of this machine."""
+"""Parallel work in one process per core."""
 
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ from tracefile.commandline.workers import usable_cores
 from tracefile.records.errors import InputError
 
 START_METHOD: Final = "fork" if sys.platform == "linux" else "spawn"
-"""A forked process starts in milliseconds and shares the parent's memory. macOS's own libraries do not survive it."""
+"""A forked process starts in milliseconds and shares the parent's memory. macOS libraries do not support fork."""
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -24,54 +24,54 @@ Result = TypeVar("Result")
 def results(
     work: Callable[[Task], Result], tasks: Sequence[Task], *, procs: int | None = None
 ) -> Iterator[tuple[Task, Result]]:
-    """Yield each task with its result, in the order in which they end.
+    """Yield each task with its result, in order of completion.
 
-    Processes are forked on Linux and have ``work`` as it is; elsewhere it is pickled once for each. ``procs``:
-    processes, None: one per core. Raises InputError if one dies.
+    Forked processes (Linux) inherit ``work``; elsewhere it is pickled once for each process. ``procs``: number of
+    processes, None: one per core. Raises InputError if a process dies.
     """
     procs = min(procs or usable_cores(), len(tasks))
     if procs < 2:
         yield from ((task, work(task)) for task in tasks)
         return
     context = multiprocessing.get_context(START_METHOD)
-    pool = futures.ProcessPoolExecutor(procs, context, initializer=_hold, initargs=(work,))
+    pool = futures.ProcessPoolExecutor(procs, context, initializer=_start_process, initargs=(work,))
     before = multiprocessing.active_children()
-    left = iter(tasks)
+    remaining = iter(tasks)
     try:
-        # Few at a time: a pool that breaks while it is given tasks leaves its other processes running.
-        task_of = {pool.submit(_run, task): task for task in islice(left, 2 * procs)}
+        # Submit few tasks ahead: a pool that breaks during a submit leaves its other processes running.
+        task_of = {pool.submit(_run, task): task for task in islice(remaining, 2 * procs)}
         while task_of:
             for done in futures.wait(task_of, return_when=futures.FIRST_COMPLETED).done:
                 task = task_of.pop(done)
-                task_of |= {pool.submit(_run, following): following for following in islice(left, 1)}
+                task_of |= {pool.submit(_run, following): following for following in islice(remaining, 1)}
                 yield task, done.result()
     except BaseException as error:
         for child in set(multiprocessing.active_children()) - set(before):
             child.terminate()
         if isinstance(error, process.BrokenProcessPool):
-            advice = "expected more, or procs = 1"
-            raise InputError(f"a process of this command died, as for want of memory; {advice}") from None
+            advice = "expected more memory, or procs = 1"
+            raise InputError(f"a worker process died, perhaps out of memory; {advice}") from None
         raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-_held: list[Callable[[Any], Any]] = []
-"""Work of this process."""
+_work_of_process: list[Callable[[Any], Any]] = []
+"""``work`` of this process."""
 
 
-def _hold(work: Callable[[Any], Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the processes
-    _held.append(work)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _start_process(work: Callable[[Any], Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent terminates the processes
+    _work_of_process.append(work)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
-    assert parent is not None  # this is a child
+    assert parent is not None
     parent.join()
     os._exit(1)
 
 
 def _run(task: Any) -> Any:
-    return _held[0](task)
+    return _work_of_process[0](task)

@@ -1,4 +1,4 @@
-"""Long work says how far it is: a live line on a terminal, one every ten seconds in a log; short work says nothing."""
+"""Progress of long work: a live line on a terminal, a line every ten seconds in a log, nothing for short work."""
 
 import sys
 import time
@@ -16,21 +16,21 @@ LOG_INTERVAL_S = 10.0
 
 
 def counted(items: Iterable[Item], what: str) -> Iterator[Item]:
-    """Yield the items, with ``what``, their number and, if there is an end, the time left on stderr while they pass."""
+    """Yield the items; report ``what``, their count and, if the total is known, the remaining time on stderr."""
     from tracefile.commandline.console import CommandConsole  # noqa: PLC0415 - --help needs no rich
 
     console = CommandConsole(sys.stderr)
     interval_s = TERMINAL_INTERVAL_S if console.is_terminal else LOG_INTERVAL_S
-    begun_s = said_s = time.monotonic()
+    start_s = reported_s = time.monotonic()
     total = len(items) if isinstance(items, Sized) and len(items) < sys.maxsize else None
     live: Status | None = None
     with ExitStack() as stack:
         for count, item in enumerate(items, 1):
             yield item
-            if time.monotonic() - said_s < interval_s:
+            if time.monotonic() - reported_s < interval_s:
                 continue
-            said_s = time.monotonic()
-            line = progress_line(what, count, total, said_s - begun_s)
+            reported_s = time.monotonic()
+            line = progress_line(what, count, total, reported_s - start_s)
             if not console.is_terminal:
                 print(line, file=sys.stderr, flush=True)
             elif live is None:
@@ -40,7 +40,7 @@ def counted(items: Iterable[Item], what: str) -> Iterator[Item]:
 
 
 def progress_line(what: str, count: int, total: int | None, elapsed_s: float) -> str:
-    """Return the count, and where the total is known the time left at the pace so far; of all, the time they took."""
+    """Return the count, with the remaining time at the current rate if the total is known."""
     if total is None:
         return f"{what}: {count:,}"
     if count == total:
@@ -49,7 +49,7 @@ def progress_line(what: str, count: int, total: int | None, elapsed_s: float) ->
 
 
 def clock(seconds: float) -> str:
-    """Return minutes and seconds, hours where there are any: 0:07, 1:00:00."""
+    """Format a duration as minutes and seconds, or hours: 0:07, 1:00:00."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,4 +1,4 @@
-"""Cores of this machine; Ray clusters."""
+"""Usable cores of this machine, and Ray clusters."""
 
 import contextlib
 import logging
@@ -23,7 +23,7 @@ def usable_cores() -> int:
 
 @contextlib.contextmanager
 def ray_cluster(address: str) -> Iterator[Any]:
-    """Give ``ray``, connected. Raises InputError if the cluster cannot be reached or Ray is not installed."""
+    """Connect to a Ray cluster and yield ``ray``; raises InputError if the cluster is unreachable or Ray is missing."""
     ray = load_extra("ray", where="--ray: ")
     _require_reachable(address)
     try:
@@ -38,12 +38,12 @@ def ray_cluster(address: str) -> Iterator[Any]:
 
 
 def _require_reachable(address: str) -> None:
-    """Raise InputError if no server listens: Ray itself would retry for minutes."""
-    found = re.fullmatch(r"(\S+):(\d+)", address)
-    if found is None or "://" in address:
+    """Raise InputError if no server listens: Ray would retry for minutes."""
+    match = re.fullmatch(r"(\S+):(\d+)", address)
+    if match is None or "://" in address:
         return
     try:
-        socket.create_connection((found[1], int(found[2])), CONNECT_TIMEOUT_S).close()
+        socket.create_connection((match[1], int(match[2])), CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise InputError(
             f"--ray: {address}: {error.strerror or error}; expected the address of a Ray cluster"
@@ -51,7 +51,7 @@ def _require_reachable(address: str) -> None:
 
 
 def ray_error() -> type[Exception]:
-    """Return the class of all errors of Ray's workers."""
+    """Return the base class of Ray's errors."""
     from ray.exceptions import RayError  # noqa: PLC0415 - as above
 
     error: type[Exception] = RayError
@@ -59,12 +59,12 @@ def ray_error() -> type[Exception]:
 
 
 def ray_fault(error: Exception) -> InputError:
-    """Return an error of a Ray worker in one line: usually a machine without this version."""
+    """Return a Ray worker's error as InputError in one line: usually a machine without this version of kvtape."""
     reason = str(error).strip().splitlines()[-1]
     return InputError(f"--ray: {reason}; expected kvtape {VERSION} on every machine")
 
 
-def require_version(theirs: str, where: str) -> None:
-    """Raise InputError for another version of kvtape on another machine."""
-    if theirs != VERSION:
-        raise InputError(f"--ray: {where}: kvtape {theirs}; expected {VERSION}, as here")
+def require_version(version: str, where: str) -> None:
+    """Raise InputError if another machine has a different version of kvtape."""
+    if version != VERSION:
+        raise InputError(f"--ray: {where}: kvtape {version}; expected {VERSION}, the version on this machine")

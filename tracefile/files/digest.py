@@ -1,4 +1,4 @@
-"""A trace's name by content, so that no trace is ever both what a model was fitted on and what judges it."""
+"""Content digest of a trace: a model is never evaluated on a trace that it was fitted on."""
 
 import hashlib
 import os
@@ -11,11 +11,10 @@ from tracefile.storage.segments import open_lines, trace_files
 
 
 def trace_digest(path: str | os.PathLike[str]) -> str:
-    """Hex SHA-256 over the record lines as they stand in the file, uncompressed, each with a line end.
+    """Return the hex SHA-256 of the uncompressed record lines, each with a line end.
 
-    Headers are left out: a note added to one makes no new trace, nor does cutting it into segments. So are blank lines
-    and a torn last one. Recompressing keeps the digest; another order, field or spacing is another trace. Raises
-    InputError for a pipe.
+    Headers, blank lines and a torn last line are not hashed: changed headers, segments and recompression keep the
+    digest. Another order, field or spacing changes it. Raises InputError for a pipe.
     """
     refuse_pipe(path)
     path = given_path(path)
@@ -34,7 +33,7 @@ def trace_digest(path: str | os.PathLike[str]) -> str:
 
 
 def refuse_pipe(path: str | os.PathLike[str]) -> None:
-    """Raise InputError for a pipe: it is read once."""
+    """Raise InputError for a pipe: it can be read only once."""
     path = given_path(path)
     if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
-        raise InputError(f"{path}: a pipe, and this command reads a trace more than once; expected a file")
+        raise InputError(f"{path}: a pipe; expected a file: this command reads the trace more than once")

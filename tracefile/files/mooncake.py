@@ -1,9 +1,9 @@
-"""Mooncake's traces, read and written: the FAST'25 release of kvcache-ai/Mooncake, which other tools read, too.
+"""Mooncake traces (the FAST'25 release of kvcache-ai/Mooncake), read and written.
 
-A line ``{"timestamp", "input_length", "output_length", "hash_ids"}`` a request; no sessions. The ids stand for chained
-512-token blocks (equal ids: equal prefixes), one for every started block: the last may be partial, and a partial block
-is never a hit, so only the full ones become ``block_hashes``. The id of a partial one is kept in ``extra`` under
-``PARTIAL_BLOCK``, so that nothing is lost.
+Each request is a line ``{"timestamp", "input_length", "output_length", "hash_ids"}``; there are no sessions. The ids
+are of chained 512-token blocks (equal ids: equal prefixes), the partial last block included. A partial block is never a
+prefix hit, so only full blocks become ``block_hashes``. The id of a partial block is stored in ``extra`` under
+``PARTIAL_BLOCK``, so that a conversion back loses nothing.
 """
 
 from collections import Counter, defaultdict
@@ -20,16 +20,16 @@ from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, T
 MOONCAKE_BLOCK_SIZE = 512
 MOONCAKE_KEYS = frozenset({"timestamp", "input_length", "output_length", "hash_ids"})
 PARTIAL_BLOCK = "partial_block_hash"
-"""Key in ``Record.extra``: the id of the started last block. Absent: the prompt ends with a full one."""
+"""Key in ``Record.extra``: the id of the partial last block. Absent: the prompt ends with a full block."""
 
 NO_LENGTHS: Final = "left out: no prompt_tokens or no output_tokens"
 NO_ARRIVAL: Final = "left out: no arrival_ms"
-NO_HASHES: Final = "have no hashes: their ids are shared with none"
+NO_HASHES: Final = "have no hashes: written with unique ids"
 LOST: Final = "lost: sessions, statuses, times of tokens, fractions of a millisecond"
 
 
 class MooncakeLine(msgspec.Struct, kw_only=True, gc=False):
-    """A line as published."""
+    """A request in the published format."""
 
     timestamp: Time
     """Arrival in ms from the trace's start."""
@@ -39,7 +39,7 @@ class MooncakeLine(msgspec.Struct, kw_only=True, gc=False):
 
 
 class MooncakeDecoder:
-    """Mooncake lines as records; ids are ``mooncake-1``, ``-2``, … in file order, the same at every reading."""
+    """Decodes Mooncake lines; request ids are ``mooncake-1``, ``-2``, … in file order."""
 
     def __init__(self) -> None:
         self.meta = Meta(block_size=MOONCAKE_BLOCK_SIZE, hash=HashInfo(algorithm="mooncake"))
@@ -54,7 +54,7 @@ class MooncakeDecoder:
         columns = self._columns([row])
         if columns is None:
             full = row.input_length // MOONCAKE_BLOCK_SIZE
-            raise InputError(f"{where}: hash_ids: {len(row.hash_ids)} ids; expected {full}, one for every full block")
+            raise InputError(f"{where}: hash_ids: {len(row.hash_ids)} ids; expected {full}, an id for every full block")
         return columns.record(0)
 
     def decode_block(self, lines: list[bytes]) -> RecordColumns | None:
@@ -66,7 +66,7 @@ class MooncakeDecoder:
             return None
 
     def _columns(self, rows: list[MooncakeLine]) -> RecordColumns | None:
-        """Return the records of rows, whose partial blocks are cut off; None: one has too few ids."""
+        """Return the records of rows, with partial blocks in ``extra``; None: a row has too few ids."""
         partial: list[BlockHash | None] = []
         for row in rows:
             full = row.input_length // MOONCAKE_BLOCK_SIZE
@@ -88,15 +88,15 @@ class MooncakeDecoder:
 
 
 def usual_block_size(meta: Meta) -> int | None:
-    """Return Mooncake's block size, if the trace's divides it."""
+    """Return Mooncake's block size if the trace's block size divides it."""
     return None if meta.block_size is None or MOONCAKE_BLOCK_SIZE % meta.block_size else MOONCAKE_BLOCK_SIZE
 
 
 def mooncake_lines(records: Iterable[Record], meta: Meta, where: str, differences: Counter[str]) -> Iterator[bytes]:
-    """Yield lines by arrival, in whole milliseconds as published; memory: the lines.
+    """Yield lines in order of arrival, with times in integer milliseconds; holds all lines in memory.
 
-    ``differences`` counts requests without a line, and those whose line differs from the record, by reason. Raises
-    InputError if the trace has no block size, or none of its requests can be written.
+    ``differences`` counts, by reason, requests that are left out or lose a field. Raises InputError if the trace has no
+    block size, or no request can be written.
     """
     if meta.block_size is None:
         raise InputError(f"{where}: meta.block_size: missing; expected a trace with block hashes")
@@ -124,20 +124,19 @@ def mooncake_lines(records: Iterable[Record], meta: Meta, where: str, difference
 
 
 def numbered_blocks(block_size: int) -> Callable[[Record], list[int]]:
-    """Return a function that numbers a record's blocks in order of first use, one for every started block.
+    """Return a function that numbers a record's blocks, partial last block included, in order of first use.
 
-    A block whose hash is unknown gets a number of its own: it is shared with none. So does a partial last block,
-    unless the trace was imported with its id.
+    A block without a hash gets a unique number. So does a partial block, unless the trace was imported with its id.
     """
     fresh = count()
     numbers: defaultdict[tuple[bool, int], int] = defaultdict(lambda: next(fresh))
-    """By whether the block is full, and its hash or id."""
+    """Number of each block, by (is full, hash or id)."""
 
     def block_ids(record: Record) -> list[int]:
-        full, rest = divmod(record.prompt_tokens or 0, block_size)
-        known = (record.block_hashes or [])[: record.hashable_blocks][:full]
-        ids = [numbers[True, block] for block in known] + [next(fresh) for _ in range(full - len(known))]
-        if rest:
+        full, partial_tokens = divmod(record.prompt_tokens or 0, block_size)
+        hashes = (record.block_hashes or [])[: record.hashable_blocks][:full]
+        ids = [numbers[True, block] for block in hashes] + [next(fresh) for _ in range(full - len(hashes))]
+        if partial_tokens:
             partial = record.extra.get(PARTIAL_BLOCK)
             ids.append(numbers[False, partial] if isinstance(partial, int) else next(fresh))
         return ids

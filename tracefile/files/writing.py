@@ -1,4 +1,4 @@
-"""Writing traces: a header, then records as requests finish, so that a killed writer loses at most a second."""
+"""Trace writer: a header, then records in finish order; a killed writer loses at most one second of records."""
 
 import os
 import threading
@@ -9,19 +9,19 @@ from typing import Self
 from tracefile.records.encoding import encode_meta, encode_record
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
-from tracefile.storage.appending import append_to, begin_replacement, new_trace_file, new_whole_file
+from tracefile.storage.appending import append_to, begin_replacement, new_atomic_file, new_trace_file
 from tracefile.storage.output import is_replaceable, mode_like, refuse_inputs
 
 FLUSH_INTERVAL_S = 1.0
 
 
 class TraceWriter:
-    """Appends records to a new trace; ``.gz`` and ``.zst`` suffixes compress. Threads may share one.
+    """Appends records to a trace; a suffix ``.gz`` or ``.zst`` selects compression. Thread-safe.
 
-    The header is on disk when the constructor returns. Records follow within a second, by a thread of its own, and
-    at ``flush`` and ``close``. Where the disk takes nothing (full, gone), the writer keeps what it
-    had taken and tries again with each record: an error from ``write`` means that this one record was refused, and
-    the file never has a torn line in its middle.
+    The header is on disk when the constructor returns. A background thread flushes records every second; ``flush`` and
+    ``close`` flush too. If the disk refuses writes (full, gone), the writer buffers accepted records and retries with
+    each record: an error from ``write`` means that this record was not accepted. The file never has a torn line in its
+    middle.
     """
 
     def __init__(
@@ -31,32 +31,32 @@ class TraceWriter:
         *,
         overwrite: bool = False,
         append: bool = False,
-        whole: bool = False,
+        atomic: bool = False,
         mode: int = 0o666,
     ) -> None:
-        """``append``: go on with a whole trace (``tracefile.storage.repair`` makes it one) on the same clock.
+        """``append``: continue a complete trace (see ``tracefile.storage.repair``) on the same clock.
 
-        ``whole``: write beside, and take the file's name at the end, unless an error ends the ``with`` block.
-        ``mode``: permissions of a new whole file.
+        ``atomic``: write a temporary file and rename it at the end, unless an error ends the ``with`` block.
+        ``mode``: permissions of a new atomic file.
         """
         self.path = os.fspath(path)
         if self.path.endswith(".parquet"):
-            raise InputError(f"{self.path}: lines are written here; expected .jsonl, .jsonl.gz or .jsonl.zst")
+            raise InputError(f"{self.path}: this writer writes JSON Lines; expected .jsonl, .jsonl.gz or .jsonl.zst")
         self.count = 0
         self._lock = threading.Lock()
         self._dirty = threading.Event()
         self._closing = threading.Event()
         self._meta = meta
         header = encode_meta(meta)
-        self._whole = whole
+        self._atomic = atomic
         if append:
             self._file = append_to(path)
-        elif whole:
-            self._file = new_whole_file(path, overwrite=overwrite, mode=mode)
+        elif atomic:
+            self._file = new_atomic_file(path, overwrite=overwrite, mode=mode)
         else:
             self._file = new_trace_file(path, overwrite=overwrite)
         try:
-            self._file.take(header)
+            self._file.add(header)
             self.flush()
         except BaseException:
             self._file.abandon()
@@ -70,34 +70,34 @@ class TraceWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None and self._whole:
+        if kind is not None and self._atomic:
             self._end_flusher()
             self._file.abandon()
         else:
             self.close()
 
     def write(self, record: Record) -> None:
-        """Take one record; raises InputError if it was refused (and only then)."""
+        """Write a record; raises InputError if and only if the record was not accepted."""
         line = encode_record(record)
         with self._lock:
-            self._take(line)
+            self._add(line)
             self.count += 1
 
     def change_meta(self, meta: Meta) -> None:
-        """Put a header before the records to come, if it says something new; clock, blocks and hashes stay the same."""
+        """Write a header for the next records if it differs; clock, block size and hashes must not change."""
         with self._lock:
             if meta is not self._meta and meta != self._meta:
-                self._take(encode_meta(meta))
+                self._add(encode_meta(meta))
             self._meta = meta
 
     def flush(self) -> None:
-        """Bring every record taken so far to the file; raises InputError if the disk does not take them."""
+        """Write all accepted records to the file; raises InputError if the disk refuses them."""
         with self._lock:
             self._dirty.clear()
             self._file.sync()
 
     def close(self) -> None:
-        """Flush, end the compressed stream and close the file; closing twice is harmless."""
+        """Flush, end the compressed stream and close the file; idempotent."""
         if self._closing.is_set():
             return
         self._end_flusher()
@@ -112,10 +112,10 @@ class TraceWriter:
         self._dirty.set()
         self._flusher.join()
 
-    def _take(self, line: bytes) -> None:
+    def _add(self, line: bytes) -> None:
         if self._file.failing:
             self._file.drain()
-        self._file.take(line)
+        self._file.add(line)
         if not self._dirty.is_set():
             self._dirty.set()
 
@@ -131,7 +131,7 @@ class TraceWriter:
 
 
 def _output(path: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str]]) -> str | os.PathLike[str]:
-    """Return the path to write to, of a path or ``-`` for stdout; raises InputError if it is one of the inputs."""
+    """Return the output path, stdout for ``-``; raises InputError if it is an input."""
     path = "/dev/stdout" if os.fspath(path) == "-" else path
     refuse_inputs(path, inputs)
     return path
@@ -140,7 +140,7 @@ def _output(path: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str
 def check_new(
     path: str | os.PathLike[str], *, inputs: Iterable[str | os.PathLike[str]], overwrite: bool = False
 ) -> None:
-    """Raises InputError, before a long run, where ``new_writer`` would after it."""
+    """Raise InputError, before a long run, if ``new_writer`` would refuse the path after it."""
     path = _output(path, inputs)
     if is_replaceable(path):
         begin_replacement(path, overwrite=overwrite).abandon()
@@ -149,12 +149,12 @@ def check_new(
 def new_writer(
     path: str | os.PathLike[str], meta: Meta, *, inputs: Iterable[str | os.PathLike[str]], overwrite: bool = False
 ) -> TraceWriter:
-    """Return a writer of a whole trace; ``-``: to stdout.
+    """Return a writer of a complete trace; ``-``: to stdout.
 
-    The file gets its name once it is whole. Raises InputError if it is one of the command's ``inputs``.
+    The file is renamed to its name when it is complete. Raises InputError if it is one of the ``inputs``.
     """
     path = _output(path, inputs)
-    return TraceWriter(path, meta, overwrite=overwrite, whole=is_replaceable(path), mode=mode_like(inputs))
+    return TraceWriter(path, meta, overwrite=overwrite, atomic=is_replaceable(path), mode=mode_like(inputs))
 
 
 def write_lines(
@@ -164,15 +164,15 @@ def write_lines(
     inputs: Iterable[str | os.PathLike[str]],
     overwrite: bool = False,
 ) -> None:
-    """Write lines of another format, compressed by suffix, whole or not at all; ``-``: to stdout. Raises InputError."""
+    """Write lines of another format atomically, compressed by suffix; ``-``: to stdout. Raises InputError."""
     path = _output(path, inputs)
     if is_replaceable(path):
-        file = new_whole_file(path, overwrite=overwrite, mode=mode_like(inputs))
+        file = new_atomic_file(path, overwrite=overwrite, mode=mode_like(inputs))
     else:
         file = new_trace_file(path, overwrite=overwrite)
     try:
         for line in lines:
-            file.take(line)
+            file.add(line)
         file.finish()
     finally:
         file.abandon()

@@ -1,9 +1,9 @@
-"""The chain of block hashes that says which prompts share a prefix, and nothing else about them.
+"""Chained block hashes: they show which prompts share a prefix, and nothing else.
 
-Block i's hash is H(previous ‖ the block's tokens as little-endian u32), H giving 8 bytes read big-endian as a u64,
-and ``previous`` the 8 bytes before. Block 0's ``previous`` is H(key ‖ model ‖ LoRA ‖ keyed cache-salt), each field
-preceded by its length so that no two different quadruples read the same. Two requests' hashes are equal up to block
-i exactly if their tokens, model, adapter and salt are (save a 2⁻⁶⁴ chance), which is when an engine can share KV.
+The hash of block i is H(previous ‖ the block's tokens as little-endian u32): 8 bytes read as a big-endian u64.
+``previous`` is the hash of block i - 1; for block 0 it is H(key ‖ model ‖ LoRA ‖ keyed cache-salt), with lengths before
+each field so that different fields never collide. Two requests have equal hashes up to block i if and only if their
+tokens, model, adapter and salt are equal up to block i (collisions: 2⁻⁶⁴): then an engine can share their KV cache.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from tracefile.hashing.hashkey import HashKey, key_path, keyed_id, load_key
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, HashAlgorithm, HashInfo
 
-if TYPE_CHECKING:  # an array's caller has numpy; who has none, the tap's data plane above all, is spared its 20 MB
+if TYPE_CHECKING:  # callers with arrays have numpy; the tap's data plane has none, which saves 20 MB
     import numpy as np
     import numpy.typing as npt
 
@@ -33,18 +33,18 @@ HASH_BYTES = 8
 CUT_BLOCKS = 256
 MAX_TOKEN = 2**32 - 1
 NO_FIELD = b"\xff\xff\xff\xff"
-"""In place of a field's length: the field is absent, which is not the same as empty."""
+"""Length of an absent field, distinct from an empty field."""
 
 TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer]"
 Chain = Callable[[bytes, Iterable[bytes]], list[bytes]]
-"""Returns the hashes of blocks, each over the one before; of a whole list, as a call a block would cost much."""
+"""Returns the chained hashes of a list of blocks: a call per block would be slow."""
 
 
 class BlockHasher:
-    """Hashes prompts of one model, adapter and cache salt; holds no state between prompts.
+    """Hashes the blocks of prompts of one model, LoRA adapter and cache salt; stateless between prompts.
 
-    ``xxh3_64`` (fast, seeded from the key) is for traces that stay in the house: it is no cryptographic hash.
-    ``blake2b`` (keyed) is for those that leave it.
+    ``xxh3_64`` (fast, seeded with the key) is for traces that stay inside the company: it is not cryptographic.
+    ``blake2b`` (keyed) is for traces that are shared.
     """
 
     def __init__(
@@ -65,19 +65,19 @@ class BlockHasher:
         salt = None if cache_salt is None else keyed_id(key, "cache_salt", cache_salt)
         names = _joined(key.secret, _encoded(model), _encoded(lora), _encoded(salt))
         (self.root,) = self._chain_blocks(b"", [names])
-        """Hash before the first block of a prompt."""
+        """``previous`` of the first block of a prompt."""
 
     def hash_blocks(self, token_ids: TokenIds) -> list[BlockHash]:
-        """Return the hashes of a prompt's full blocks; raises InputError if an id is no u32."""
+        """Return the hashes of a prompt's full blocks; raises InputError if a token id is not a u32."""
         return self._chain(self.root, token_ids)
 
     def extend(self, previous: BlockHash | None, token_ids: TokenIds) -> list[BlockHash]:
-        """Return the hashes of full blocks that follow the block of hash ``previous``; None: they begin a prompt."""
+        """Return the hashes of full blocks after the block with hash ``previous``; None: from the prompt's start."""
         root = self.root if previous is None else previous.to_bytes(HASH_BYTES, "big")
         return self._chain(root, token_ids)
 
     def _chain(self, previous: bytes, token_ids: TokenIds) -> list[BlockHash]:
-        # Tokens are packed once and cut in C calls: per block, little more than the hash itself is left.
+        # Tokens are packed once and cut in C calls, so that hashing dominates the cost of a block.
         count = len(token_ids) // self.block_size
         size = self.block_size * TOKEN_BYTES
         packed = packed_tokens(token_ids)
@@ -86,7 +86,7 @@ class BlockHasher:
 
 
 def cut_blocks(packed: bytes, size: int) -> Iterable[bytes]:
-    """The bytes in pieces of ``size``, cut some hundred at a time so that they are still in the cache when hashed."""
+    """Cut packed tokens into blocks of ``size`` bytes, ``CUT_BLOCKS`` at a time to stay in the CPU cache."""
     if len(packed) <= CUT_BLOCKS * size:
         return struct.unpack(f"{size}s" * (len(packed) // size), packed)
     stride = CUT_BLOCKS * size
@@ -95,7 +95,7 @@ def cut_blocks(packed: bytes, size: int) -> Iterable[bytes]:
 
 
 def packed_tokens(token_ids: TokenIds) -> bytes:
-    """The ids as little-endian u32; raises InputError if one does not fit."""
+    """Return token ids as little-endian u32; raises InputError if an id does not fit."""
     if hasattr(token_ids, "dtype"):
         return _packed_array(cast("npt.NDArray[np.integer]", token_ids))
     if isinstance(token_ids, array) and token_ids.typecode == "I" and sys.byteorder == "little":
@@ -111,7 +111,7 @@ def packed_tokens(token_ids: TokenIds) -> bytes:
 
 def _packed_array(ids: "npt.NDArray[np.integer]") -> bytes:
     if ids.dtype != "uint32" and ids.size and not 0 <= ids.min() <= ids.max() <= MAX_TOKEN:
-        raise InputError(f"token ids: one outside 0 … {MAX_TOKEN}")
+        raise InputError(f"token ids: an id outside 0 … {MAX_TOKEN}")
     return ids.astype("<u4", copy=False).tobytes()
 
 
@@ -135,7 +135,7 @@ def _xxh3_chain(seed: int) -> Chain:
 
 
 def _blake2b_chain(secret: bytes) -> Chain:
-    # Copying a keyed state is a third cheaper than making one.
+    # Copying a keyed state takes two thirds of the time of creating a state.
     keyed = hashlib.blake2b(key=secret, person=b"block hash", digest_size=HASH_BYTES)
 
     def chain_blocks(previous: bytes, blocks: Iterable[bytes]) -> list[bytes]:

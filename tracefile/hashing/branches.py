@@ -1,9 +1,9 @@
-"""Branches: the points within a block at which chains part, so that what two prompts share is known to the token.
+"""Branches: points within a block at which hash chains diverge, so that shared prefixes are known to the token.
 
-Hashes of full blocks tell it to the block, and a cache of single tokens (SGLang's page 1, llama.cpp) hits the rest
-too. A hash a token would be 16 times the size, and would let the key's holder guess a prompt token by token. So tokens
-of recent chains are kept in memory, and a record notes where its own chain leaves them: a block of an earlier chain,
-and the number of tokens up to there. No hash is of fewer tokens than a block.
+Block hashes show a shared prefix to the block only, but a cache of single tokens (SGLang with page size 1, llama.cpp)
+also hits the tokens after it. A hash per token would take 16 times the space, and would let the key's owner guess a
+prompt token by token. So the tokens of recent chains are in memory, and a record has its branch: the block of an
+earlier chain in which the two diverge, and the number of shared tokens. No hash covers less than a block.
 """
 
 from bisect import bisect_left
@@ -18,110 +18,111 @@ from tracefile.hashing.blockhash import HASH_BYTES, TOKEN_BYTES, TokenIds, packe
 from tracefile.records.schema import BlockHash, Record, RequestId
 
 MAX_TOKENS = 4 << 20
-"""Tokens of recent chains in memory: 16 MB, and some 30 MB for their hashes."""
+"""Maximum tokens of recent chains in memory: 16 MB, and about 30 MB for their hashes."""
 
 
 class Branch(NamedTuple):
-    """Point at which a chain leaves all earlier ones."""
+    """Point at which a hash chain diverges from all earlier chains."""
 
     tokens: int
-    """Leading tokens that it shares, those within the block included."""
+    """Length of the shared prefix in tokens."""
     block: BlockHash
-    """The earlier chain's block in which they part: its hash, or the ``tail_key`` of a chain that ends in it."""
+    """Block of the earlier chain in which the chains diverge: its hash, or ``tail_key`` for a partial last block."""
 
 
-class OwnBranch(NamedTuple):
-    """A record's branch."""
+class RecordBranch(NamedTuple):
+    """Branch of a record."""
 
-    own: BlockHash
-    """Its block in which the chains part, named as ``Branch.block``."""
     block: BlockHash
+    """Block of the record in which the chains diverge: a hash or a ``tail_key``."""
+    earlier: BlockHash
+    """``Branch.block``."""
     tokens: int
-    """Tokens of the block that both have."""
+    """Shared tokens of the two blocks."""
 
 
 def tail_key(chain: Sequence[BlockHash], request_id: RequestId) -> BlockHash:
-    """Name of the block that a chain's last tokens leave partly filled; it is no hash of them."""
+    """Return an identifier of a chain's partial last block; it is no hash of the tokens."""
     last = chain[-1] if chain else 0
     return BlockHash(xxhash.xxh3_64_intdigest(last.to_bytes(HASH_BYTES, "big") + request_id.encode()))
 
 
-def own_branch(record: Record, block_size: int) -> OwnBranch | None:
-    """Return the record's branch; null: none is noted."""
+def record_branch(record: Record, block_size: int) -> RecordBranch | None:
+    """Return the branch of a record; None: the record has none."""
     if record.branch_tokens is None or record.branch_hash is None:
         return None
     chain = record.chain()
     block, tokens = divmod(record.branch_tokens, block_size)
-    own = chain[block] if block < len(chain) else tail_key(chain, record.request_id)
-    return OwnBranch(own, record.branch_hash, tokens)
+    diverging = chain[block] if block < len(chain) else tail_key(chain, record.request_id)
+    return RecordBranch(diverging, record.branch_hash, tokens)
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A chain's own part, behind the blocks of its parent."""
+class _StoredChain:
+    """The part of a chain after the blocks of its parent chain."""
 
     parent: int | None
     first: int
     hashes: Sequence[BlockHash]
     packed: bytes
-    """Its tokens from block ``first`` on, to its end."""
+    """Packed tokens from block ``first`` to the end."""
     tail: BlockHash
     forks: list[tuple[BlockHash, bytes]]
 
 
 class BranchFinder:
-    """Chains by their tokens; the least recently continued are forgotten, and what branches off them is not found."""
+    """Finds the branch of each new chain among recent chains; the least recently extended chains are evicted."""
 
     def __init__(self, block_size: int, max_tokens: int = MAX_TOKENS) -> None:
         self._bytes = block_size * TOKEN_BYTES
         self._block_size = block_size
         self._max_bytes = max_tokens * TOKEN_BYTES
-        self._held = 0
+        self._stored_bytes = 0
         self._next = 0
-        self._chains: OrderedDict[int, _Kept] = OrderedDict()
-        """Least recently continued first, and a parent always after its children."""
+        self._chains: OrderedDict[int, _StoredChain] = OrderedDict()
+        """Least recently extended first; a parent always after its children."""
         self._owners: dict[BlockHash, int] = {}
-        """By block: the chain that had it first."""
+        """By block: the first chain that contains it."""
         self._forks: dict[tuple[BlockHash, bytes], BlockHash] = {}
-        """By a block and the tokens after it, fewer than a block: the block that first began with them."""
+        """By a block and less than a block of tokens after it: the first block that begins with these tokens."""
 
     def add(
         self, root: bytes, chain: Sequence[BlockHash], prompt: TokenIds, output: TokenIds, request_id: RequestId
     ) -> Branch | None:
-        """Return the branch of a new chain, of all ids in ``prompt`` and ``output``; null: it parts at a block's end.
+        """Add a chain of token ids ``prompt`` and ``output``; return its branch, None: it diverges at a block's end.
 
-        ``root`` is what its first block's hash began from.
+        ``root``: ``BlockHasher.root`` of the chain.
         """
-        known = self._known(chain)
-        start = known * self._block_size
+        shared = self._shared_blocks(chain)
+        start = shared * self._block_size
         packed = packed_tokens(prompt[start:]) + packed_tokens(output[max(start - len(prompt), 0) :])
-        before = chain[known - 1] if known else BlockHash(int.from_bytes(root, "big"))
-        parent = self._owners.get(before) if known else None
+        before = chain[shared - 1] if shared else BlockHash(int.from_bytes(root, "big"))
+        parent = self._owners.get(before) if shared else None
         tail = tail_key(chain, request_id)
-        size, block = self._longest(before, parent, known, packed[: self._bytes - TOKEN_BYTES])
-        self._keep(_Kept(parent, known, list(chain[known:]), packed, tail, []), before)
+        size, block = self._longest(before, parent, shared, packed[: self._bytes - TOKEN_BYTES])
+        self._insert(_StoredChain(parent, shared, list(chain[shared:]), packed, tail, []), before)
         return Branch(start + size // TOKEN_BYTES, block) if size else None
 
     def check_integrity(self) -> None:
-        assert self._held == sum(len(kept.packed) for kept in self._chains.values()) <= self._max_bytes
-        assert sum(len(kept.hashes) for kept in self._chains.values()) == len(self._owners)
-        assert sum(len(kept.forks) for kept in self._chains.values()) == len(self._forks)
-        places = {number: place for place, number in enumerate(self._chains)}
-        for number, kept in self._chains.items():
-            assert kept.parent is None or places[kept.parent] > places[number]
+        assert self._stored_bytes == sum(len(stored.packed) for stored in self._chains.values()) <= self._max_bytes
+        assert sum(len(stored.hashes) for stored in self._chains.values()) == len(self._owners)
+        assert sum(len(stored.forks) for stored in self._chains.values()) == len(self._forks)
+        order = {number: index for index, number in enumerate(self._chains)}
+        for number, stored in self._chains.items():
+            assert stored.parent is None or order[stored.parent] > order[number]
 
-    def _known(self, chain: Sequence[BlockHash]) -> int:
-        """Leading blocks that are known: where one is, so are those before it."""
+    def _shared_blocks(self, chain: Sequence[BlockHash]) -> int:
+        """Count the leading blocks of earlier chains; if a block is stored, so are all blocks before it."""
         return bisect_left(chain, True, key=lambda block: block not in self._owners)
 
     def _longest(self, before: BlockHash, parent: int | None, at: int, packed: bytes) -> tuple[int, BlockHash]:
-        """Return the bytes that a known chain has after ``before``, too, and its block there."""
+        """Return the longest prefix of ``packed`` that a stored chain has after ``before``, in bytes, and its block."""
         size, block = 0, BlockHash(0)
         if parent is not None:
-            kept = self._chains[parent]
-            start = (at - kept.first) * self._bytes
-            size = _common(packed, kept.packed[start : start + self._bytes])
-            block = kept.hashes[at - kept.first] if at - kept.first < len(kept.hashes) else kept.tail
+            stored = self._chains[parent]
+            start = (at - stored.first) * self._bytes
+            size = _common(packed, stored.packed[start : start + self._bytes])
+            block = stored.hashes[at - stored.first] if at - stored.first < len(stored.hashes) else stored.tail
         low, high = size // TOKEN_BYTES, len(packed) // TOKEN_BYTES
         while low < high:
             middle = (low + high + 1) // 2
@@ -132,34 +133,34 @@ class BranchFinder:
                 high = middle - 1
         return size, block
 
-    def _keep(self, kept: _Kept, before: BlockHash) -> None:
-        if kept.packed:
+    def _insert(self, stored: _StoredChain, before: BlockHash) -> None:
+        if stored.packed:
             number = self._next = self._next + 1
-            own = kept.hashes[0] if kept.hashes else kept.tail
-            for end in range(TOKEN_BYTES, min(len(kept.packed), self._bytes - TOKEN_BYTES) + 1, TOKEN_BYTES):
-                fork = (before, kept.packed[:end])
+            first_block = stored.hashes[0] if stored.hashes else stored.tail
+            for end in range(TOKEN_BYTES, min(len(stored.packed), self._bytes - TOKEN_BYTES) + 1, TOKEN_BYTES):
+                fork = (before, stored.packed[:end])
                 if fork not in self._forks:
-                    self._forks[fork] = own
-                    kept.forks.append(fork)
-            self._owners.update(dict.fromkeys(kept.hashes, number))
-            self._chains[number] = kept
-            self._held += len(kept.packed)
-        above = kept.parent
-        while above is not None:  # each after its children
-            self._chains.move_to_end(above)
-            above = self._chains[above].parent
-        while self._held > self._max_bytes:
-            self._forget(self._chains.popitem(last=False)[1])
+                    self._forks[fork] = first_block
+                    stored.forks.append(fork)
+            self._owners.update(dict.fromkeys(stored.hashes, number))
+            self._chains[number] = stored
+            self._stored_bytes += len(stored.packed)
+        ancestor = stored.parent
+        while ancestor is not None:  # each after its children
+            self._chains.move_to_end(ancestor)
+            ancestor = self._chains[ancestor].parent
+        while self._stored_bytes > self._max_bytes:
+            self._evict(self._chains.popitem(last=False)[1])
 
-    def _forget(self, kept: _Kept) -> None:
-        self._held -= len(kept.packed)
-        for fork in kept.forks:
+    def _evict(self, stored: _StoredChain) -> None:
+        self._stored_bytes -= len(stored.packed)
+        for fork in stored.forks:
             del self._forks[fork]
-        for known in kept.hashes:
-            del self._owners[known]
+        for block in stored.hashes:
+            del self._owners[block]
 
 
-def _common(one: bytes, other: bytes) -> int:
-    """Length of the common beginning, in whole tokens."""
-    longest = min(len(one), len(other))
-    return next((at for at in range(0, longest, 4) if one[at : at + 4] != other[at : at + 4]), longest)
+def _common(left: bytes, right: bytes) -> int:
+    """Return the length of the common prefix in bytes, in complete tokens."""
+    longest = min(len(left), len(right))
+    return next((at for at in range(0, longest, 4) if left[at : at + 4] != right[at : at + 4]), longest)

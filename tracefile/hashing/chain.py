@@ -1,4 +1,4 @@
-"""A record's chain of block hashes, and the part of it that a later prompt repeats."""
+"""Hash chain of a record, and the part of the chain that a later prompt repeats."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,42 +10,42 @@ class Chain(NamedTuple):
     """Hash chain of a record."""
 
     prompt: Sequence[BlockHash]
-    """The prompt's blocks, as far as their hashes are true."""
+    """Blocks of the prompt with valid hashes."""
     output: Sequence[BlockHash]
-    whole: bool
-    """No full block of the prompt is missing, so the chain's end is the request's."""
+    complete: bool
+    """All full blocks of the prompt have hashes, so the end of the chain is the end of the request."""
 
     @property
-    def passed(self) -> Sequence[BlockHash]:
-        """Return the blocks past which the prompt goes on."""
-        return self.prompt[:-1] if self.whole else self.prompt
+    def extended(self) -> Sequence[BlockHash]:
+        """Return the blocks after which the prompt has another block."""
+        return self.prompt[:-1] if self.complete else self.prompt
 
 
 def chain_of(record: Record, block_size: int) -> Chain:
-    """The record's chain; empty where it has no hashes."""
+    """Return the hash chain of a record, empty without hashes."""
     hashes = record.block_hashes or []
     prompt = hashes if record.hashable_blocks is None else hashes[: record.hashable_blocks]
     full = len(hashes) if record.prompt_tokens is None else record.prompt_tokens // block_size
-    whole = len(prompt) >= full
-    return Chain(prompt, record.output_block_hashes or [] if whole else [], whole)
+    complete = len(prompt) >= full
+    return Chain(prompt, record.output_block_hashes or [] if complete else [], complete)
 
 
 class RepeatedOutput(NamedTuple):
-    """Blocks of a prompt that are its parent's output."""
+    """Blocks of a prompt that repeat the output of its parent."""
 
     first: int
-    """Index of the first one: it can begin with the end of the parent's prompt."""
+    """Index of the first block; it may begin with the end of the parent's prompt."""
     end: int
     continuation: Continuation | None
-    """Null: the cached tokens do not tell."""
+    """Null: unknown from the cached tokens."""
 
 
 def repeated_output(
     parent_tokens: tuple[int, int], cached_tokens: int | None, block_size: int, engine_block_size: int
 ) -> RepeatedOutput:
-    """Blocks of a later prompt that repeat its parent's output, by the length of the parent's prompt and output.
+    """Return the blocks of a later prompt that repeat its parent's output, from ``parent_tokens`` (prompt, output).
 
-    A prefix hit that ends inside the output ends where the later prompt and the output differ. ``cached_tokens``: of
+    A prefix hit that ends inside the output ends where the later prompt and the output diverge. ``cached_tokens``: of
     the later prompt, in blocks of ``engine_block_size``.
     """
     prompt_tokens, output_tokens = parent_tokens

@@ -1,4 +1,4 @@
-"""Secret of block hashes, without which guesses of a prompt cannot be tested; ``key_id`` says which are comparable."""
+"""Secret key of block hashes: without it, a guessed prompt cannot be tested. Equal ``key_id``: comparable hashes."""
 
 import contextlib
 import hashlib
@@ -15,12 +15,12 @@ from tracefile.records.errors import InputError
 KEY_FILE_VARIABLE = "KVTAPE_KEY_FILE"
 SECRET_BYTES = 32
 MIN_DISTINCT_BYTES = 12
-"""Fewer different bytes come in no random key: the chance is under 10⁻²⁰."""
+"""A random key has fewer distinct bytes with probability under 10⁻²⁰."""
 
 
 @dataclass(frozen=True, slots=True)
 class HashKey:
-    """A 32-byte secret; it prints as its public id only."""
+    """A 32-byte secret; its repr has no secret bytes."""
 
     secret: bytes = field(repr=False)
 
@@ -30,16 +30,16 @@ class HashKey:
 
     @property
     def key_id(self) -> str:
-        """16 hex digits that name the key and, being a keyed hash of nothing, tell nothing of it."""
+        """Public name of the key: 16 hex digits of a keyed hash of the empty string."""
         return self.derive(b"key id", 8).hex()
 
     def derive(self, purpose: bytes, size: int, data: bytes = b"") -> bytes:
-        """``size`` pseudo-random bytes for one ``purpose`` (at most 16 bytes) and ``data``: keyed BLAKE2b."""
+        """Return keyed BLAKE2b of ``data``, ``size`` bytes, separate for each ``purpose`` (at most 16 bytes)."""
         return hashlib.blake2b(data, key=self.secret, person=purpose, digest_size=size).digest()
 
 
 def keyed_id(key: HashKey, kind: str, text: str) -> str:
-    """Return 24 hex digits for an outside id, unrelated across kinds (session, …) and keys, not reversible."""
+    """Return 24 hex digits for an external id: irreversible, and unrelated across kinds (session, …) and keys."""
     name = kind.encode()
     return key.derive(
         b"keyed id", 12, len(name).to_bytes(4, "little") + name + text.encode("utf-8", "surrogatepass")
@@ -47,10 +47,10 @@ def keyed_id(key: HashKey, kind: str, text: str) -> str:
 
 
 def load_key(path: Path | None = None) -> HashKey:
-    """The key in ``path`` (else $KVTAPE_KEY_FILE, else ~/.config/kvtape/key), made on first use, readable by its owner.
+    """Load the key in ``path`` (else $KVTAPE_KEY_FILE, else ~/.config/kvtape/key); create it with mode 0600 if missing.
 
-    Safe when several processes start at once: one of them makes the file, whole, and all read the same. Warns of a
-    file that others can read. Raises InputError if it is no key (64 random hex digits), or cannot be read or made.
+    Safe for concurrent processes: the file is created atomically, and all processes read the same key. Warns if other
+    users can read the file. Raises InputError if it is not 64 random hex digits, or cannot be read or created.
     """
     where = path or key_path()
     try:
@@ -65,20 +65,22 @@ def load_key(path: Path | None = None) -> HashKey:
         return _read_key(where)
     except OSError as error:
         raise InputError(
-            f"{where}: cannot make a hash key ({error.strerror or error}); "
-            f"expected a writable folder, or a key file named by {KEY_FILE_VARIABLE}"
+            f"{where}: cannot create a hash key ({error.strerror or error}); "
+            f"expected a writable folder, or a key file key_file by {KEY_FILE_VARIABLE}"
         ) from error
 
 
 def key_path() -> Path:
     """Return the key's default path: $KVTAPE_KEY_FILE, else ~/.config/kvtape/key. Raises InputError without a home."""
-    named = os.environ.get(KEY_FILE_VARIABLE)
-    if named:
-        return Path(named)
+    key_file = os.environ.get(KEY_FILE_VARIABLE)
+    if key_file:
+        return Path(key_file)
     try:
         return Path.home() / ".config" / "kvtape" / "key"
     except RuntimeError:
-        raise InputError(f"no home folder for the hash key; expected a key file named by {KEY_FILE_VARIABLE}") from None
+        raise InputError(
+            f"no home folder for the hash key; expected a key file key_file by {KEY_FILE_VARIABLE}"
+        ) from None
 
 
 def _read_key(path: Path) -> HashKey:
@@ -88,29 +90,31 @@ def _read_key(path: Path) -> HashKey:
     except (ValueError, InputError):
         raise InputError(f"{path}: not a hash key; expected {2 * SECRET_BYTES} hex digits") from None
     if len(set(key.secret)) < MIN_DISTINCT_BYTES:
-        raise InputError(f"{path}: a key that can be guessed; expected random digits, as `openssl rand -hex 32` makes")
+        raise InputError(
+            f"{path}: a key that is easy to guess; expected random digits, as `openssl rand -hex 32` makes"
+        )
     if readers := _other_readers(path.stat()):
         print(f"warning: {path}: {readers} can read this secret key; expected mode 0600", file=sys.stderr)
     return key
 
 
 def _other_readers(status: os.stat_result) -> str:
-    """Return the others who can read a file; a group may if another user, such as root, hands the file out by it."""
+    """Return who else can read a file; group access is accepted if another user, such as root, owns the file."""
     if status.st_mode & stat.S_IROTH:
         return "all users"
     return "its group" if status.st_mode & stat.S_IRGRP and status.st_uid == os.geteuid() else ""
 
 
 def _create_key(path: Path) -> None:
-    """Put a new key at ``path`` unless one is there: written aside, then linked, which never replaces a file."""
+    """Create a key at ``path`` unless it exists: written to a temporary file, then linked, which never overwrites."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fd, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mkstemp makes it 0600
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mkstemp creates it with mode 0600
     try:
         with os.fdopen(fd, "w", encoding="ascii") as file:
             file.write(secrets.token_hex(SECRET_BYTES) + "\n")
             file.flush()
             os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):
-            os.link(aside, path)
+            os.link(temporary, path)
     finally:
-        os.unlink(aside)
+        os.unlink(temporary)

@@ -1,8 +1,8 @@
-"""SplitMix64 in Python and numpy: draw n of a stream is ``mix64(key + (n + 1) * GOLDEN)``."""
+"""SplitMix64 in Python and numpy: random number n of a stream is ``mix64(key + (n + 1) * GOLDEN)``."""
 
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:  # importers need the numbers alone, and numpy would cost every process 30 MB
+if TYPE_CHECKING:  # numpy would cost every importing process 30 MB
     from tracefile.records.arrays import UInt64Array
 
 GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -12,7 +12,7 @@ _MIX_2: Final = 0x94D049BB133111EB
 
 
 def mix64(value: int) -> int:
-    """Return the SplitMix64 finaliser of a value: a bijection in which every input bit moves every output bit."""
+    """Return the SplitMix64 finalizer of a value: a bijection in which every input bit affects every output bit."""
     value = value & MASK64
     value = ((value ^ (value >> 30)) * _MIX_1) & MASK64
     value = ((value ^ (value >> 27)) * _MIX_2) & MASK64

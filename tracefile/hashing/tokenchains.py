@@ -1,7 +1,8 @@
-"""Chains at block size 1 out of chains of blocks and their branches: the one place where a trace's blocks are opened.
+"""Token chains: hash chains at block size 1, from block hashes and branches.
 
-Two records' keys are equal up to a token exactly if their tokens are, as far as ``tracefile.hashing.branches`` knew
-both. A block's keys are made of its hash, but for the tokens that it shares with the block it branches off from.
+The keys of two records are equal up to a token if and only if their tokens are, as far as the chains were in the memory
+of ``tracefile.hashing.branches``. The token keys of a block derive from its hash; tokens shared with the block that it
+branches from have the keys of that block.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,14 +10,14 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import numpy as np
 
-from tracefile.hashing.branches import own_branch, tail_key
+from tracefile.hashing.branches import record_branch, tail_key
 from tracefile.hashing.splitmix64 import GOLDEN, mix64_array
 from tracefile.records.arrays import UInt64Array
 from tracefile.records.schema import BlockHash, Meta, Record
 
 
 class Branches:
-    """Blocks that begin as another one does, by their names."""
+    """Branches of a trace: by block, the earlier block with the same first tokens."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -26,17 +27,17 @@ class Branches:
         return block in self._parents
 
     def learn(self, record: Record) -> None:
-        """Take in a record's branch; a later one of the same block comes of a forgotten chain and says nothing new."""
-        branch = own_branch(record, self.block_size)
-        if branch is not None and all(branch.own != block for block, _ in self.line(branch.block)):
-            self._parents.setdefault(branch.own, (branch.block, branch.tokens))
+        """Add the branch of a record; a second branch of a block comes from an evicted chain and is ignored."""
+        branch = record_branch(record, self.block_size)
+        if branch is not None and all(branch.block != block for block, _ in self.ancestors(branch.earlier)):
+            self._parents.setdefault(branch.block, (branch.earlier, branch.tokens))
 
     def parent(self, block: BlockHash) -> tuple[BlockHash, int] | None:
-        """Return the block that ``block`` begins like, and for how many tokens; null: none."""
+        """Return the block that ``block`` branches from, and the number of shared tokens; None: no branch."""
         return self._parents.get(block)
 
-    def line(self, block: BlockHash) -> Iterator[tuple[BlockHash, int]]:
-        """Yield the blocks that the first tokens of ``block`` are in: the nearest first, with their numbers."""
+    def ancestors(self, block: BlockHash) -> Iterator[tuple[BlockHash, int]]:
+        """Yield ``block`` and the blocks it branches from, nearest first, each with the number of shared tokens."""
         tokens = self.block_size
         yield block, tokens
         while block in self._parents:
@@ -46,13 +47,13 @@ class Branches:
 
 
 class TokenChains:
-    """Turns records into records at block size 1, by the branches of the whole trace."""
+    """Expands records to block size 1 with the branches of the complete trace."""
 
     def __init__(self, branches: Branches) -> None:
         self.branches = branches
 
     def expand(self, record: Record) -> Record:
-        """Return the record with a key for each token in place of each block's hash."""
+        """Return the record with a key per token instead of block hashes."""
         prompt = record.block_hashes
         if prompt is None:
             return record
@@ -65,8 +66,8 @@ class TokenChains:
         keys = self._keys(chain)
         if complete:
             computed = tokens if output is None else tokens + max((record.output_tokens or 0) - 1, 0)
-            rest = min(max(computed - len(keys), 0), size - 1)
-            keys += list(map(BlockHash, self.block_keys(tail_key(chain, record.request_id))[:rest].tolist()))
+            partial_tokens = min(max(computed - len(keys), 0), size - 1)
+            keys += list(map(BlockHash, self.block_keys(tail_key(chain, record.request_id))[:partial_tokens].tolist()))
         return msgspec.structs.replace(
             record,
             block_hashes=keys[:tokens],
@@ -77,21 +78,21 @@ class TokenChains:
         )
 
     def block_keys(self, block: BlockHash) -> UInt64Array:
-        """Return the keys of a block's tokens, by its name."""
+        """Return the token keys of a block."""
         keys = np.empty(self.branches.block_size, np.uint64)
-        for name, tokens in self.branches.line(block):
-            keys[:tokens] = _own_keys([name], self.branches.block_size)[0, :tokens]
+        for name, tokens in self.branches.ancestors(block):
+            keys[:tokens] = _token_keys([name], self.branches.block_size)[0, :tokens]
         return keys
 
     def _keys(self, chain: list[BlockHash]) -> list[BlockHash]:
-        keys = _own_keys(chain, self.branches.block_size)
+        keys = _token_keys(chain, self.branches.block_size)
         for at, block in enumerate(chain):
             if block in self.branches:
                 keys[at] = self.block_keys(block)
         return list(map(BlockHash, keys.ravel().tolist()))
 
 
-def _own_keys(blocks: list[BlockHash], block_size: int) -> UInt64Array:
+def _token_keys(blocks: list[BlockHash], block_size: int) -> UInt64Array:
     steps = np.arange(1, block_size + 1, dtype=np.uint64) * np.uint64(GOLDEN)
     return mix64_array(np.array(blocks, np.uint64)[:, None] + steps)
 
@@ -104,7 +105,7 @@ def branches_of(records: Iterable[Record], block_size: int) -> Branches:
     return branches
 
 
-def opened_meta(meta: Meta) -> Meta:
-    """Return the header of a trace whose records are expanded."""
-    known = None if meta.hash is None else msgspec.structs.replace(meta.hash, branches=None)
-    return msgspec.structs.replace(meta, block_size=1, hash=known)
+def token_meta(meta: Meta) -> Meta:
+    """Return the header of a trace that is expanded to block size 1."""
+    hash_info = None if meta.hash is None else msgspec.structs.replace(meta.hash, branches=None)
+    return msgspec.structs.replace(meta, block_size=1, hash=hash_info)

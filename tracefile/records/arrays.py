@@ -1,4 +1,4 @@
-"""Names of the array types that all rooms use; at run time they stand for any type, so that a name needs no numpy."""
+"""Array types of all packages; ``Any`` at run time, so that annotations do not import numpy."""
 
 from typing import TYPE_CHECKING, Any
 

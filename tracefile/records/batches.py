@@ -1,7 +1,4 @@
-"""Records some at a time with their fields as arrays, for passes over very many of them.
-
-What is needed of every record is an array.
-"""
+"""Batches of records with their fields as arrays, for passes over millions of records."""
 
 import gc
 from array import array
@@ -20,12 +17,12 @@ from tracefile.records.decoding import RecordColumns
 from tracefile.records.schema import Record
 
 NO_LIST = -1
-"""Length of a list that a record does not have."""
+"""Length of an absent list."""
 
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Keep the collector of cycles away from millions of objects without any: it takes a quarter of such a pass."""
+    """Disable cyclic garbage collection while millions of objects are created: it takes a quarter of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -36,20 +33,20 @@ def without_collector() -> Iterator[None]:
 
 
 class Hashes(NamedTuple):
-    """The chains of a batch, one after another: each request's prompt and, behind it, its answer."""
+    """Hash chains of a batch, concatenated: the prompt of each request, then its output."""
 
     values: npt.NDArray[np.uint64]
-    """Numbers of other than 64 bits are their low ones."""
+    """Larger and negative numbers are reduced to their low 64 bits."""
     starts: IntArray
-    """Where each request's begins in ``values``."""
+    """Index in ``values`` of each request's first hash."""
     prompt_blocks: IntArray
-    """How many are ``block_hashes``; NO_LIST: the record has none."""
+    """Length of ``block_hashes`` of each record; NO_LIST: null."""
     output_blocks: IntArray
-    """How many are ``output_block_hashes``, likewise."""
+    """Length of ``output_block_hashes`` of each record; NO_LIST: null."""
 
 
 class Batch:
-    """Some records of a trace, in its order."""
+    """Consecutive records of a trace."""
 
     def __init__(self, records: list[Record] | RecordColumns) -> None:
         self.records = records
@@ -70,38 +67,38 @@ class Batch:
         return np.array([missing if value is None else value for value in column], np.int64)
 
     def times(self, name: str) -> FloatArray:
-        """Return a float field; NaN stands for null."""
+        """Return a float field of every record; NaN stands for null."""
         column = self.column(name)
         return np.full(len(column), np.nan) if column.count(None) == len(column) else np.array(column, np.float64)
 
-    def equal(self, name: str, word: str) -> BoolArray:
-        """Return for each record if a field is ``word``."""
+    def equal(self, name: str, value: str) -> BoolArray:
+        """Return a mask of the records whose field equals ``value``."""
         column = self.column(name)
-        if column.count(word) == len(column):
+        if column.count(value) == len(column):
             return np.ones(len(column), bool)
-        return np.array([value == word for value in column], bool)
+        return np.array([each == value for each in column], bool)
 
     def count(self, name: str) -> int:
-        """Return how many records have a field."""
+        """Count the records whose field is not null."""
         return len(self) - self.column(name).count(None)
 
     def lengths(self, name: str) -> IntArray:
-        """Return the lengths of a list field."""
+        """Return the lengths of a list field of every record."""
         return np.array(list(map(len, self.column(name))), np.int64)
 
     def values(self, name: str) -> FloatArray:
-        """Return the values of a list of numbers, one record's after another's."""
+        """Return the values of a numeric list field, concatenated over all records."""
         lists = self.column(name)
-        if all(values.count(1) == len(values) for values in lists):  # one token a read, as nearly always
+        if all(values.count(1) == len(values) for values in lists):  # the common case: one token per read
             return np.ones(sum(map(len, lists)))
         return np.fromiter(chain.from_iterable(lists), np.float64)
 
     def hashes(self) -> Hashes:
-        """Return the chains of all records."""
+        """Return the hash chains of all records."""
         return _joined_chains(self.column("block_hashes"), self.column("output_block_hashes"))
 
     def record(self, row: int) -> Record:
-        """Return the record of a row, for the caller to change."""
+        """Return a copy of the record of a row."""
         return copy(self.records[row]) if isinstance(self.records, list) else self.records.record(row)
 
 
@@ -109,11 +106,11 @@ def _joined_chains(prompts: Sequence[Sequence[int] | None], outputs: Sequence[Se
     every = list(chain.from_iterable(filter(None, chain.from_iterable(zip(prompts, outputs, strict=True)))))
     try:
         values = array("Q", every)
-    except OverflowError:  # of a tool that counts below zero, or beyond 64 bits
+    except OverflowError:  # hashes of another tool: negative, or above 64 bits
         values = array("Q", [number % 2**64 for number in every])
     counts = [
-        np.array([NO_LIST if hashes is None else len(hashes) for hashes in some], np.int64)
-        for some in (prompts, outputs)
+        np.array([NO_LIST if hashes is None else len(hashes) for hashes in lists], np.int64)
+        for lists in (prompts, outputs)
     ]
     ends = np.cumsum(np.maximum(counts[0], 0) + np.maximum(counts[1], 0))
     return Hashes(np.asarray(values), np.append(0, ends)[:-1], *counts)

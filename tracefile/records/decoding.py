@@ -1,4 +1,4 @@
-"""Decoding of a trace's lines, with errors that name the file, the line and the field."""
+"""Decoding of trace lines into records, with errors that name file, line and field."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,31 +8,31 @@ import msgspec
 
 from tracefile.records.encoding import split_unknown
 from tracefile.records.errors import InputError
-from tracefile.records.schema import MOST_TOKENS, MOST_TOLD, SCHEMA, Engine, Meta, Record, RequestId
+from tracefile.records.schema import MAX_REPORTED, MOST_TOKENS, SCHEMA, Engine, Meta, Record, RequestId
 
 HEADER_START = b'{"meta"'
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
-_FIELD_IN_MESSAGE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<field>[^`]*)`)?$", re.DOTALL)
+_FIELD_IN_MESSAGE = re.compile(r"^(?P<problem>.*?)(?: - at `\$\.?(?P<field>[^`]*)`)?$", re.DOTALL)
 _BOUND_IN_MESSAGE = re.compile(r"^Expected `\w+` (?P<sign>[<>]=) (?P<bound>\S+) - at `\$\.(?P<field>\w+)")
 _MISSING_IN_MESSAGE = re.compile(r"^Object missing required field `(?P<field>[^`]+)`")
 
 
 class OutOfBoundsError(InputError):
-    """A record with values out of bounds, which were misread, and the record without them."""
+    """Values of a record are out of bounds; ``record`` is the record without these values."""
 
     def __init__(self, where: str, record: Record, faults: Mapping[str, str]) -> None:
-        super().__init__(f"{where}: " + "; ".join(f"{name}: {what}" for name, what in faults.items()))
+        super().__init__(f"{where}: " + "; ".join(f"{name}: {problem}" for name, problem in faults.items()))
         self.record = record
         self.faults = faults
-        """By field: the value, and what was expected."""
+        """By field: the value, and the expectation."""
 
 
 class RecordColumns:
-    """Records of several lines by field, each made when it is asked for; fields without a column are not known.
+    """Records as columns; a record is created on access, and fields without a column are null.
 
-    ``extra_name``: name in ``Record.extra`` of the values of column ``extra``, None for records without one.
+    ``extra_name``: key in ``Record.extra`` of the values in column ``extra``; None: the record has no such key.
     """
 
     def __init__(self, columns: dict[str, list[Any]], extra_name: str = "") -> None:
@@ -45,17 +45,17 @@ class RecordColumns:
         return map(self.record, range(len(self)))
 
     def record(self, index: int) -> Record:
-        known = {name: column[index] for name, column in self.columns.items()}
-        if "extra" in known:
-            known["extra"] = {} if known["extra"] is None else {self.extra_name: known["extra"]}
-        return Record(**known)
+        fields = {name: column[index] for name, column in self.columns.items()}
+        if "extra" in fields:
+            fields["extra"] = {} if fields["extra"] is None else {self.extra_name: fields["extra"]}
+        return Record(**fields)
 
     def column(self, name: str) -> list[Any]:
-        return self.columns.get(name) or [getattr(NOTHING_KNOWN, name)] * len(self)
+        return self.columns.get(name) or [getattr(_EMPTY_RECORD, name)] * len(self)
 
 
 def joined_records(parts: Sequence[list[Record] | RecordColumns]) -> list[Record] | RecordColumns:
-    """Return the records of all parts, as columns if all parts are."""
+    """Concatenate records, as columns if all parts are columns."""
     columns = [part for part in parts if isinstance(part, RecordColumns)]
     if not columns or len(columns) < len(parts):
         return [record for part in parts for record in part]
@@ -64,37 +64,37 @@ def joined_records(parts: Sequence[list[Record] | RecordColumns]) -> list[Record
 
 
 def without_times(records: list[Record] | RecordColumns) -> list[Record] | RecordColumns:
-    """Drop the times of tokens that a record counts, too: they take most of the memory."""
+    """Drop the token times of records with ``output_tokens``: token times take most of the memory."""
     for record in records if isinstance(records, list) else ():
         if record.itl_ms and record.output_tokens:
             record.itl_ms, record.itl_tokens = [], []
     return records
 
 
-NOTHING_KNOWN = Record(request_id=RequestId(""))
+_EMPTY_RECORD = Record(request_id=RequestId(""))
 
 
 class LineDecoder(Protocol):
-    """Decoder of one format's lines."""
+    """Decoder of a trace format."""
 
     meta: Meta
-    """The trace's header, as far as the format has one."""
+    """Header of the trace, with the fields that the format has."""
 
     def decode(self, line: bytes, where: str) -> Record:
-        """Return the line's record; ``where`` is ``file:line`` for the InputError."""
+        """Return the record of a line; ``where``: ``file:line`` for the InputError."""
 
     def decode_block(self, lines: list[bytes]) -> list[Record] | RecordColumns | None:
-        """Return a record for each line, several times as fast; null: not all are records without faults."""
+        """Return the records of many lines, several times as fast; None: a line is no valid record."""
 
 
 class KvtapeDecoder:
-    """Our own schema. Lines with unknown fields take a slower path that keeps those in ``extra``."""
+    """Decoder of kvtape traces. Lines with unknown fields take a slower path that stores these in ``extra``."""
 
     def __init__(self, meta: Meta) -> None:
         self.meta = meta
         self._decoder = msgspec.json.Decoder(Record)
         self._has_unknown = False
-        """The latest line had unknown fields, and the next is taken to have some."""
+        """The latest line had unknown fields, and the next line is assumed to have some."""
 
     def decode(self, line: bytes, where: str) -> Record:
         if self._has_unknown:
@@ -105,7 +105,7 @@ class KvtapeDecoder:
             return self._convert(line, where)
         except NOT_JSON as error:
             raise not_json(line, where, error) from None
-        if record.extra:  # the line itself had a field of that name, unknown to us
+        if record.extra:  # the line has a field named extra, which is unknown
             return self._convert(line, where)
         return record
 
@@ -124,7 +124,7 @@ class KvtapeDecoder:
         return None if any(record.extra for record in records) else records
 
     def decode_without_faults(self, line: bytes, where: str) -> Record:
-        """Return the line's record, without values that are out of bounds."""
+        """Return the record of a line, without values that are out of bounds."""
         try:
             return self.decode(line, where)
         except OutOfBoundsError as error:
@@ -132,19 +132,19 @@ class KvtapeDecoder:
 
 
 def convert_record(fields: dict[str, Any], where: str) -> Record:
-    """The object as a record; raises OutOfBoundsError if it has values out of bounds, InputError if it is none."""
+    """Convert a JSON object to a record; raises OutOfBoundsError or InputError."""
     faults: dict[str, str] = {}
     while True:
         try:
             record = msgspec.convert(split_unknown(fields, Record), Record)
             break
         except msgspec.ValidationError as error:
-            beyond = _BOUND_IN_MESSAGE.match(str(error))
-            if beyond is None:
+            bound_match = _BOUND_IN_MESSAGE.match(str(error))
+            if bound_match is None:
                 raise InputError(f"{where}: {_field_first(str(error))}") from None
-            name = beyond["field"]
+            name = bound_match["field"]
             value = "a value" if isinstance(fields[name], list) else fields[name]
-            faults[name] = f"{value}; expected {beyond['sign']} {beyond['bound']}"
+            faults[name] = f"{value}; expected {bound_match['sign']} {bound_match['bound']}"
             fields = {key: value for key, value in fields.items() if key != name}
     if faults:
         raise OutOfBoundsError(where, record, faults)
@@ -154,13 +154,13 @@ def convert_record(fields: dict[str, Any], where: str) -> Record:
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def first_told(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """Return the value of the first of these names that has one; None: none has."""
+def first_value(row: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Return the first value that is not null under ``names``; None: all are null."""
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
 def parse_object(line: bytes, where: str) -> dict[str, Any]:
-    """The line's JSON object, untyped; raises InputError if it is none."""
+    """Parse a line into a JSON object; raises InputError for anything else."""
     try:
         value = msgspec.json.decode(line)
     except NOT_JSON as error:
@@ -171,7 +171,7 @@ def parse_object(line: bytes, where: str) -> dict[str, Any]:
 
 
 def not_json(line: bytes, where: str, error: Exception) -> InputError:
-    """The error for a line that is no JSON; says so where a NaN or an infinity is the likely reason."""
+    """Return the error for a line that is not JSON; names NaN and Infinity as the likely cause."""
     if isinstance(error, RecursionError):
         return InputError(f"{where}: JSON nested too deeply; expected a trace's line")
     if b"NaN" in line or b"Infinity" in line:
@@ -180,7 +180,7 @@ def not_json(line: bytes, where: str, error: Exception) -> InputError:
 
 
 def is_object(line: bytes) -> bool:
-    """Return whether the line is a whole JSON object; the torn beginning of one never is."""
+    """Return whether a line is a complete JSON object; a torn line never is."""
     try:
         parse_object(line, "")
     except InputError:
@@ -189,7 +189,7 @@ def is_object(line: bytes) -> bool:
 
 
 def is_header(line: bytes) -> bool:
-    """Return whether the line is a header, not a record: segments that were concatenated hold several."""
+    """Return whether a line is a header; concatenated segments have several headers."""
     if not line.startswith(HEADER_START):
         return False
     try:
@@ -199,7 +199,7 @@ def is_header(line: bytes) -> bool:
 
 
 def convert_object(fields: dict[str, Any], struct: type[Struct], where: str) -> Struct:
-    """The object as ``struct``, unknown keys kept in ``extra``; raises InputError naming ``where`` and the field."""
+    """Convert an object to ``struct`` with unknown keys in ``extra``; raises InputError with ``where``, field."""
     try:
         return msgspec.convert(split_unknown(fields, struct), struct)
     except msgspec.ValidationError as error:
@@ -207,7 +207,7 @@ def convert_object(fields: dict[str, Any], struct: type[Struct], where: str) -> 
 
 
 def decode_meta(value: Any, where: str) -> Meta:
-    """The header of a kvtape trace; raises InputError on another schema version."""
+    """Decode the header of a kvtape trace; raises InputError for another schema version."""
     schema = value.get("schema") if isinstance(value, dict) else None
     if schema != SCHEMA:
         raise InputError(f"{where}: meta.schema: {schema!r}; this version reads {SCHEMA!r}")
@@ -215,22 +215,22 @@ def decode_meta(value: Any, where: str) -> Meta:
 
 
 def checked_meta(meta: Meta, where: str) -> Meta:
-    """Return the header; raises InputError for sizes that no engine has."""
+    """Validate the sizes in a header; raises InputError for impossible sizes."""
     if meta.block_size is not None and not 1 <= meta.block_size <= MOST_TOKENS:
         raise InputError(f"{where}: meta.block_size: {meta.block_size}; expected 1 to {MOST_TOKENS:,}")
     engine = meta.engine or Engine()
     for name in ("block_size", "num_gpu_blocks", "max_model_len"):
         value = getattr(engine, name)
-        if value is not None and not 0 <= value <= MOST_TOLD:
-            raise InputError(f"{where}: meta.engine.{name}: {value}; expected 0 to {MOST_TOLD:,}")
+        if value is not None and not 0 <= value <= MAX_REPORTED:
+            raise InputError(f"{where}: meta.engine.{name}: {value}; expected 0 to {MAX_REPORTED:,}")
     return meta
 
 
 def _field_first(message: str) -> str:
-    """msgspec's message, rearranged as ``field: what is wrong``."""
+    """Rearrange a message of msgspec as ``field: problem``."""
     if missing := _MISSING_IN_MESSAGE.match(message):
         return f"{missing['field']}: missing; expected in every record"
     match = _FIELD_IN_MESSAGE.match(message)
     if match is None or not match["field"]:
         return message
-    return f"{match['field']}: {match['what']}"
+    return f"{match['field']}: {match['problem']}"

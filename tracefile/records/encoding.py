@@ -1,4 +1,4 @@
-"""Records and headers as JSON: a line each, with the unknown fields of newer or other writers kept in ``extra``."""
+"""Encoding of records and headers as JSON lines; unknown fields of other writers come from ``extra``."""
 
 from functools import cache
 from typing import Any
@@ -11,18 +11,18 @@ from tracefile.records.schema import Engine, HashInfo, Meta, Record, Workload
 NESTED: dict[type[msgspec.Struct], dict[str, type[msgspec.Struct]]] = {
     Meta: {"hash": HashInfo, "engine": Engine, "workload": Workload},
 }
-"""Fields of a Struct that are Structs with an ``extra`` of their own."""
+"""Nested Structs with an ``extra`` field, by Struct and field."""
 
 _encoder = msgspec.json.Encoder()
 
 
 def encode_document(value: Any) -> bytes:
-    """Return a value as JSON, indented, with a newline; bytes of file names that are no text become ``?``."""
+    """Encode a value as indented JSON with a newline; undecodable bytes of file names become ``?``."""
     return msgspec.json.format(encode_named(value), indent=2) + b"\n"
 
 
 def encode_named(value: Any) -> bytes:
-    """Return a value with names of files as JSON; their bytes that are no text become ``?``."""
+    """Encode a value with file names as JSON; undecodable bytes become ``?``."""
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
@@ -39,15 +39,15 @@ def _with_texts(value: Any) -> Any:
 
 @cache
 def known_fields(struct: type[msgspec.Struct]) -> frozenset[str]:
-    """Names of the JSON fields of a Struct, without ``extra``."""
+    """Return the names of the JSON fields of a Struct, without ``extra``."""
     return frozenset(field.encode_name for field in msgspec.structs.fields(struct)) - {"extra"}
 
 
-def split_unknown(found: dict[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the JSON object with the keys unknown to ``struct`` moved to ``extra``, in nested Structs too."""
+def split_unknown(values: dict[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """Move the keys unknown to ``struct`` to ``extra``, in nested Structs too."""
     known = known_fields(struct)
-    split = found.copy()
-    if unknown := [key for key in found if key not in known]:
+    split = values.copy()
+    if unknown := [key for key in values if key not in known]:
         split["extra"] = {key: split.pop(key) for key in unknown}
     for name, inner in NESTED.get(struct, {}).items():
         if isinstance(value := split.get(name), dict):
@@ -56,7 +56,7 @@ def split_unknown(found: dict[str, Any], struct: type[msgspec.Struct]) -> dict[s
 
 
 def merge_unknown(struct: msgspec.Struct) -> dict[str, Any]:
-    """Return the JSON object with known fields set and those of ``extra``; raises InputError if a name is in both."""
+    """Merge known fields and ``extra`` into a JSON object; raises InputError if a name is in both."""
     merged: dict[str, Any] = msgspec.to_builtins(struct)
     extra: dict[str, Any] = merged.pop("extra", {})
     if clash := extra.keys() & known_fields(type(struct)):
@@ -68,17 +68,17 @@ def merge_unknown(struct: msgspec.Struct) -> dict[str, Any]:
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the record's line with its end, NaN and infinities as null; raises InputError like ``merge_unknown``."""
+    """Encode a record as a line, NaN and infinities as null; raises InputError like ``merge_unknown``."""
     if record.extra:
         return _encoder.encode(merge_unknown(record)) + b"\n"
     return _encoder.encode(record) + b"\n"
 
 
 def encode_meta(meta: Meta) -> bytes:
-    """Return the header line, its line end included."""
+    """Encode a header as a line."""
     return _encoder.encode({"meta": meta_object(meta)}) + b"\n"
 
 
 def meta_object(meta: Meta) -> dict[str, Any]:
-    """Return the header as JSON, always with its schema: readers recognise the format by it."""
+    """Return the header as a JSON object, always with its schema: readers detect the format by it."""
     return {"schema": meta.schema, **merge_unknown(meta)}

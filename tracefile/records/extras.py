@@ -1,4 +1,4 @@
-"""Packages that only some commands need, each in an extra of the distribution, which is named if one is missing."""
+"""Optional packages: the error for a missing package names the extra that installs it."""
 
 import importlib
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ EXTRAS: Final[Mapping[str, str]] = {
     "shtab": "completion",
     "transformers": "tokenizer",
 }
-"""Extra by package."""
+"""Extra of the distribution, by package."""
 
 
 def load_extra(module: str, *, where: str = "") -> Any:
-    """Return a module of an extra's package; raises InputError, ``where`` before its words, without the package."""
+    """Import a module of an optional package; raises InputError, prefixed by ``where``, if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
         if (error.name or "").partition(".")[0] != package:
             raise
-        raise InputError(where + lacking(package)) from None
+        raise InputError(where + missing_package(package)) from None
 
 
-def lacking(package: str) -> str:
-    """Words for a package that is not installed."""
+def missing_package(package: str) -> str:
+    """Return the error message for a package that is not installed."""
     return f"needs {package}: pip install 'kvtape[{EXTRAS[package]}]'"

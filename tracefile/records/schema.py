@@ -1,8 +1,8 @@
-"""The one trace schema: what a request looked like and what became of it, without what it said.
+"""Trace schema: shape, block hashes and times of each request, without content.
 
-A trace is JSON Lines: the first line ``{"meta": {...}}``, then one record a line in finish order. Field names are
-those of vllm-vcr where it has the field. Every time is a float in milliseconds on
-one monotonic clock whose zero is ``Meta.epoch_unix_ns``. An absent field equals null; null never means zero.
+A trace is JSON Lines: first ``{"meta": {...}}``, then one record per line in finish order. Field names follow vllm-vcr
+where it has the field. Every time is a float in milliseconds on one monotonic clock; its zero is
+``Meta.epoch_unix_ns``. An absent field equals null; null never means zero.
 """
 
 from typing import Annotated, Any, Literal, NewType
@@ -12,27 +12,27 @@ import msgspec
 SCHEMA = "kvtape/1"
 
 BlockHash = NewType("BlockHash", int)
-"""Chained, keyed 64-bit hash of a prompt's tokens up to the end of one full block."""
+"""Chained, keyed 64-bit hash of a prompt's tokens up to the end of a full block."""
 RequestId = NewType("RequestId", str)
 SessionId = NewType("SessionId", str)
 
 MOST_TOKENS = 1 << 24
-"""Of one prompt, output or block: about ten times the longest served context."""
-MOST_TOLD = 10**15
-"""Of a number that an engine tells of itself."""
+"""Maximum tokens of a prompt, output or block: about ten times the longest served context."""
+MAX_REPORTED = 10**15
+"""Maximum of a number that an engine reports."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 Ordinal = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 Blocks = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Word64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Time = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
-"""Milliseconds: 1e15 are 30,000 years, and a float still tells a quarter of one."""
+"""Milliseconds: 1e15 are 30,000 years, and a float still resolves 0.25 ms."""
 
 Source = Literal["tap", "client", "replay", "sim"]
 Status = Literal["ok", "error", "client_abort", "upstream_abort", "timeout"]
 TokensSource = Literal["usage", "tokenizer", "estimate"]
 HashSource = Literal["engine", "tokenizer", "bytes"]
 OutputHashSource = Literal["engine", "tokenizer", "inferred", "text"]
-"""``text`` is what version 0.1 wrote for ``tokenizer``."""
+"""``text``: written by version 0.1 for ``tokenizer``."""
 Continuation = Literal["exact", "altered"]
 SessionSource = Literal["explicit", "inferred"]
 HashAlgorithm = Literal["xxh3_64", "blake2b"]
@@ -44,207 +44,207 @@ TraceFormat = Literal[
 
 
 class HashInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Origin of the trace's block hashes; never the key itself."""
+    """Origin of the block hashes, without the key."""
 
     algorithm: str
-    """``xxh3_64`` or ``blake2b`` for ours; an imported trace says what it knows (``mooncake``)."""
+    """``xxh3_64`` or ``blake2b``; the format's name for imported traces (``mooncake``)."""
     key_id: str | None = None
-    """Public name of the secret key: two traces' hashes are comparable only if it is the same. Null: no key."""
+    """Public name of the secret key: hashes of two traces are comparable only if it is equal. Null: no key."""
     branches: bool | None = None
-    """True: records tell where their chains part within a block (``branch_tokens``). Null: to the block only."""
+    """True: records have shared prefixes to the token (``branch_tokens``). Null: to the block only."""
     extra: dict[str, Any] = {}
-    """Unknown keys as they were read; written back beside the known ones."""
+    """Unknown keys; written back beside the known keys."""
 
 
 class Engine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Facts of the engine from ``/version``, ``/metrics`` or flags. Null: not learnt."""
+    """Engine settings from ``/version``, ``/metrics`` or flags. Null: unknown."""
 
     name: str | None = None
     """``vllm``, ``sglang``, …"""
     version: str | None = None
-    """As the engine reports it."""
+    """Version that the engine reports."""
     block_size: int | None = None
     """Tokens in one KV-cache block."""
     num_gpu_blocks: int | None = None
     """KV-cache blocks, the null block included (vLLM's ``num_gpu_blocks``)."""
     max_num_seqs: int | None = None
-    """Sequences in one step at most."""
+    """Maximum sequences in a scheduler step."""
     max_num_batched_tokens: int | None = None
-    """Tokens in one step at most."""
+    """Maximum tokens in a scheduler step."""
     max_model_len: int | None = None
-    """Tokens in one sequence at most."""
+    """Maximum tokens of a sequence."""
     enable_prefix_caching: bool | None = None
     async_scheduling: bool | None = None
-    """A step is composed while the one before runs."""
+    """The scheduler prepares a step while the previous step runs."""
     gpus: int | None = None
-    """GPUs that serve the model, as the user said (``--gpus``): divisor of throughput per GPU."""
+    """Number of GPUs that serve the model (``--gpus``): divisor of throughput per GPU."""
     extra: dict[str, Any] = {}
-    """Unknown keys as they were read; written back beside the known ones."""
+    """Unknown keys; written back beside the known keys."""
 
 
 class Workload(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Load of a writer that generates its own. Null: the writer generates none."""
+    """Load that the writer generated. Null: the writer generated no load."""
 
     pattern: str | None = None
-    """How arrivals were made: a pattern of loadgen's, closed loop, replay, or replay-sessions."""
+    """Arrival pattern: a pattern of loadgen, closed loop, replay, or replay-sessions."""
     seed: int | None = None
     digest: str | None = None
     """SHA-256 over every planned request (arrival, shape, body): equal digests mean equal traffic."""
     nonce: str | None = None
-    """What keeps this run's tokens apart from another run's; null: none, the same tokens every run."""
+    """Text that makes the prompt tokens of a run unique. Null: the same tokens in every run."""
     speedup: float | None = None
     """Divisor of arrival offsets and think times; null: 1."""
     cold_prompts: bool | None = None
-    """True: every request got tokens of its own, so that nothing is shared."""
+    """True: every request has unique tokens, so that there are no prefix hits."""
     source_digest: str | None = None
-    """``trace_digest`` of the trace that was replayed or simulated."""
+    """``trace_digest`` of the replayed or simulated trace."""
     extra: dict[str, Any] = {}
-    """Unknown keys as they were read; written back beside the known ones."""
+    """Unknown keys; written back beside the known keys."""
 
 
 class Meta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
-    """A trace's header: who wrote it, with what blocks, hashes and clock, against which engine."""
+    """Header of a trace: writer, block size, hashes, clock and engine."""
 
     schema: str = msgspec.field(default=SCHEMA)
     source: Source | None = None
-    """Who wrote it. Null: an importer could not tell."""
+    """Program that wrote the trace. Null: imported."""
     model: str | None = None
     tokenizer: str | None = None
-    """Where token ids came from: a tokenizer's name, ``ids`` (sent as ids), ``bytes`` (older traces)."""
+    """Source of token ids: a tokenizer's name, ``ids`` (sent as ids), ``bytes`` (older traces)."""
     block_size: int | None = None
-    """Tokens in one hashed block of this trace. Null: the trace has no hashes."""
+    """Tokens in a hashed block of this trace. Null: the trace has no hashes."""
     hash: HashInfo | None = None
     epoch_unix_ns: int | None = None
     """Wall clock (ns since 1970) at t = 0. Null: unknown, as in published traces."""
     engine: Engine | None = None
     workload: Workload | None = None
     extra: dict[str, Any] = {}
-    """Every other key a writer kept; written back at the top level of the meta object."""
+    """Unknown keys; written back at the top level of the meta object."""
 
 
 class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
-    """A request: its shape, its sharing and its times, never its content."""
+    """A request: tokens, block hashes, session and times, never content."""
 
     request_id: RequestId
-    """Unique within the trace; the same request keeps it through capture, replay and prediction."""
+    """Unique within the trace; equal for the same request in capture, replay and prediction."""
     session_id: SessionId | None = None
-    """Keyed hash of the conversation's id, or an inferred one. Null: unknown."""
+    """Keyed hash of the conversation's id, or an inferred id. Null: unknown."""
     session_source: SessionSource | None = None
-    """explicit: the client named it; inferred: the hash chain told. Null: no session known."""
+    """explicit: the client sent a session id; inferred: from the hash chain. Null: no session."""
     parent_id: RequestId | None = None
-    """The request whose answer this one continues. Null: a session's first, or unknown."""
+    """Request whose output this request continues. Null: first turn, or unknown."""
     turn: Ordinal | None = None
-    """1 for a session's first request. Null: unknown."""
+    """Turn within the session, from 1. Null: unknown."""
 
     arrival_ms: Time | None = None
-    """When the request reached the writer (tap: headers complete; client: first byte written)."""
+    """Arrival of the request at the writer (tap: headers complete; client: first byte written)."""
     scheduled_ms: Time | None = None
-    """When the plan wanted it sent. Null: no plan. Lag = arrival − scheduled."""
+    """Planned send time. Null: no plan. Send lag = arrival − scheduled."""
     held: bool | None = None
-    """True: the concurrency limit queued it, so arrival − scheduled is no lag. Null: it did not wait for a slot."""
+    """True: the concurrency limit delayed it, so arrival − scheduled is no send lag. Null: not delayed."""
     first_byte_ms: Time | None = None
-    """From arrival to the first response body byte. Null: none came."""
+    """Latency from arrival to the first byte of the response body. Null: no byte."""
     ttft_ms: Time | None = None
-    """From arrival to the first token. Null: none came, or the response was not streamed."""
+    """TTFT: latency from arrival to the first token. Null: no token, or the response was not streamed."""
     itl_ms: list[Time] = []
-    """Gap before each later token-bearing read. Empty: at most one read carried tokens."""
+    """ITL: latency before each later read with tokens. Empty: at most one read had tokens."""
     itl_tokens: list[int] = []
-    """Tokens of each such read, parallel to ``itl_ms``; the first read's count is output − Σ."""
+    """Tokens of each read in ``itl_ms``; the first read has ``output_tokens`` − Σ tokens."""
     e2e_ms: Time | None = None
-    """From arrival to the end, however it ended."""
+    """E2E latency: from arrival to the end, with any status."""
 
     status: Status = "ok"
     http_status: Count | None = None
-    """Null: no response line came."""
+    """Null: no response line."""
     error: str | None = None
-    """The error's kind (``connect_refused``, ``http_429`` …), never its text. Null: none.
+    """Kind of error (``connect_refused``, ``http_429`` …), never its text. Null: none.
 
-    ``bad_response`` with status ok: the response was framed wrongly, and reached the client whole.
+    ``bad_response`` with status ok: the response had invalid framing, and reached the client completely.
     """
     finish_reason: str | None = None
-    """The engine's word: stop, length, …; of other APIs in the completions' words. Null: not said."""
+    """stop, length, …; values of other APIs are converted to those of completions. Null: not reported."""
 
     endpoint: str | None = None
-    """Request path without its query, such as ``/v1/chat/completions``; words that may be ids are ``*``."""
+    """Request path without query, such as ``/v1/chat/completions``; parts that may be ids are ``*``."""
     model: str | None = None
     stream: bool | None = None
-    """A streamed answer was asked for."""
+    """The request asked for a streamed response."""
     max_tokens: Count | None = None
-    """As the client asked; null: it did not."""
+    """Requested limit of output tokens. Null: not requested."""
     priority: Word64 | None = None
     lora: str | None = None
-    """Adapter's name where the model name selects one. Null: none."""
+    """Name of the LoRA adapter that the model name selects. Null: none."""
     tools: Count | None = None
-    """How many tools were offered. Null: none."""
+    """Number of tools in the request. Null: none."""
     n: Ordinal | None = None
-    """Completions asked for. Null: one."""
+    """Requested completions. Null: 1."""
     prompt_logprobs: bool | None = None
-    """True: log probabilities of the prompt's tokens were asked for, so that vLLM and SGLang compute all of it: they
-    look nothing up in the prefix cache. Null: not asked for."""
+    """True: the request asked for log probabilities of prompt tokens, for which vLLM and SGLang skip the prefix cache
+    and compute the complete prompt. Null: not requested."""
     upstream: str | None = None
-    """The server that served it, as ``scheme://host:port`` without credentials. Null: none did."""
+    """Server of the request, as ``scheme://host:port`` without credentials. Null: none."""
     headers: dict[str, str] | None = None
-    """Request headers that the writer was told to keep, names in lower case. Null: none of them came."""
+    """Request headers that the writer was configured to record, names in lower case. Null: none was present."""
     injected: list[str] | None = None
-    """What the writer itself added to the request (``usage``, ``token-ids``). Null: nothing."""
+    """Additions of the writer to the request (``usage``, ``token-ids``). Null: none."""
 
     prompt_tokens: Count | None = None
     planned_prompt_tokens: Count | None = None
-    """Prompt tokens as the plan has them. Null: no plan, or only the engine can count them."""
+    """Planned prompt tokens. Null: no plan, or only the engine can count them."""
     output_tokens: Count | None = None
-    """Length of the answer, as far as it came. Null: unknown."""
+    """Output tokens received. Null: unknown."""
     prompt_tokens_by_tokenizer: Count | None = None
-    """Our own count of the prompt where it is not the engine's: the hashes are then of other tokens than those that it
-    has. Null: the same, or one of the two is unknown."""
+    """The tokenizer's count of prompt tokens if it differs from the engine's: the hashes are then of other tokens than
+    the engine's. Null: equal, or one of the two is unknown."""
     cached_tokens: Count | None = None
-    """Prompt tokens the engine took from its prefix cache. Null: not reported; 0: a miss."""
+    """Prefix hit: prompt tokens that the engine got from its prefix cache. Null: not reported; 0: a miss."""
     queue_ms: Time | None = None
-    """In the engine's queue, before the first step that served it. Null: not known."""
+    """Time in the engine's queue, before the first scheduler step of the request. Null: unknown."""
     preemptions: Count | None = None
-    """How often the engine took its blocks away, to begin again later. Null: not known."""
+    """Number of preemptions of the request. Null: unknown."""
     kv_blocks: Blocks | None = None
-    """KV blocks it held at its end, of the engine's size. Null: not known, or it was aborted."""
+    """KV cache blocks of the request at its end, of the engine's block size. Null: unknown, or aborted."""
     tokens_source: TokensSource | None = None
-    """Where the counts come from. Null: there are none."""
+    """Source of the token counts. Null: no counts."""
     concurrency: Ordinal | None = None
-    """Requests in flight at the writer at arrival, this one included."""
+    """Requests in flight at the writer at arrival, this request included."""
 
     block_hashes: list[BlockHash] | None = None
-    """Chained hashes of the prompt's full blocks. Null: token ids unknown; []: shorter than a block."""
+    """Chained hashes of the prompt's full blocks. Null: token ids unknown; []: prompt shorter than a block."""
     output_block_hashes: list[BlockHash] | None = None
-    """The chain continued over prompt + output: blocks ``prompt // B`` to ``(prompt + output − 1) // B`` exclusive,
-    the full ones that hold an output token whose KV was computed. Null: output ids unknown."""
+    """Chained hashes of the blocks from ``prompt // B`` to ``(prompt + output − 1) // B`` exclusive: full blocks with
+    an output token whose KV was computed. Null: output token ids unknown."""
     branch_tokens: Count | None = None
-    """Leading tokens of prompt and output that an earlier request has, too, where they end within a block. Null: they
-    end with a block, or are not known to the token (``meta.hash.branches``)."""
+    """Length in tokens of the prefix shared with an earlier request, if the prefix ends within a block. Null: it ends
+    with a block, or is not known to the token (``meta.hash.branches``)."""
     branch_hash: BlockHash | None = None
-    """That request's block in which the two part: its hash, or a name for its unfilled last block. Null: no branch."""
+    """Block of the earlier request in which the two diverge: a hash, or a partial block's id. Null: no branch."""
     hashable_blocks: Count | None = None
-    """How many leading blocks the chain is true for. Null: as many as ``block_hashes`` holds."""
+    """Number of leading blocks with valid hashes. Null: all of ``block_hashes``."""
     hash_source: HashSource | None = None
-    """Whose token ids were hashed. Null: no hashes."""
+    """Source of the hashed token ids. Null: no hashes."""
     output_hash_source: OutputHashSource | None = None
-    """Whose ids of the output: the engine's, or those of its text tokenized afresh; ``inferred``: a reader took the
+    """Source of the output token ids: the engine, or the output text tokenized again; ``inferred``: a reader copied the
     blocks from the next turn's prompt. Null: no output hashes."""
     think_ms: Time | None = None
-    """Arrival minus the parent's end. Null: a session's first, or unknown."""
+    """Think time: arrival minus the parent's end. Null: first turn, or unknown."""
     continuation: Continuation | None = None
-    """How the parent's prompt and output came back in this prompt: ``exact`` as they were, or ``altered`` (reasoning
-    removed, other tokens for the same text). Null: no parent, or not known."""
+    """How this prompt repeats the parent's prompt and output: ``exact``, or ``altered`` (reasoning removed, other
+    tokens for the same text). Null: no parent, or unknown."""
 
     extra: dict[str, Any] = {}
-    """Unknown fields as they were read; written back at the record's top level."""
+    """Unknown fields; written back at the top level of the record."""
 
     def context_tokens(self) -> int:
-        """Return the tokens of prompt and output, unknown ones as 0: the context of a turn that continues it."""
+        """Return the prompt tokens plus output tokens, unknown counts as 0: the context of the next turn."""
         return (self.prompt_tokens or 0) + (self.output_tokens or 0)
 
     def chain(self) -> list[BlockHash]:
-        """Return the hashes of the prompt's blocks, then of the output's; unknown ones are left out."""
+        """Return the block hashes of prompt and output; unknown hashes are omitted."""
         return [*(self.block_hashes or ()), *(self.output_block_hashes or ())]
 
     def end_ms(self) -> float | None:
-        """Return the request's end on the trace's clock; null if either time is unknown."""
+        """Return the end of the request on the trace's clock; None if a time is unknown."""
         if self.arrival_ms is None or self.e2e_ms is None:
             return None
         return self.arrival_ms + self.e2e_ms

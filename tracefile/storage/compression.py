@@ -1,4 +1,4 @@
-"""Compressed streams that may be cut short; written by the suffix of the file, read by its first bytes."""
+"""Compression of trace files: selected by suffix when writing, by magic bytes when reading; may be truncated."""
 
 import contextlib
 import os
@@ -16,14 +16,14 @@ MAGIC_BYTES = 4
 COMPRESSION_OF_SUFFIX: Final[Mapping[str, Compression]] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 WINDOW_LOG = 27
-"""128 MiB, the longest window that every zstd decoder accepts: hashes that come back within it cost a few bytes."""
+"""128 MiB, the largest window that every zstd decoder accepts: chains repeated within it cost a few bytes."""
 
 FRAME_BYTES = 1 << 25
-"""Content after which a sync ends the frame: what a kill leaves open is small enough to be written again."""
+"""Content after which a sync ends the frame: the open frame of a killed writer is small enough to rewrite."""
 
 PLAIN_READ_BYTES = 1 << 20
 INFLATED_BYTES = 1 << 20
-"""About what one read may inflate to: chains that repeat shrink a thousandfold, so fewer bytes are read then."""
+"""Target size of an inflated read: repeated chains compress a thousandfold, so reads shrink."""
 MIN_READ_BYTES, MAX_READ_BYTES = 1 << 4, 1 << 12
 
 
@@ -33,7 +33,7 @@ class _CompressingStream(Protocol):
 
 
 class Compressor:
-    """Compresses to frames (members, of gzip); a reader gets all that was taken before a ``sync``."""
+    """Compresses to frames (gzip: members); a reader gets all data compressed before a ``sync``."""
 
     def __init__(self, new_stream: Callable[[], _CompressingStream], sync_mode: int) -> None:
         self._new_stream, self._sync_mode = new_stream, sync_mode
@@ -43,7 +43,7 @@ class Compressor:
         """Content of the open frame."""
 
     def compress(self, data: bytes) -> bytes:
-        """Take ``data`` in; what comes out may lag behind until ``sync``."""
+        """Compress ``data``; the output may lag until ``sync``."""
         if not data:
             return b""
         if self._stream is None:
@@ -52,24 +52,24 @@ class Compressor:
         return self._stream.compress(data)
 
     def sync(self) -> bytes:
-        """Everything still held back. A small frame is left open, since the next lines repeat hashes of its own."""
+        """Return all pending output. A small frame stays open: the next lines repeat its hashes."""
         if self._stream is None:
             return b""
         return self.finish() if self._frame_bytes >= FRAME_BYTES else self._stream.flush(self._sync_mode)
 
     def finish(self) -> bytes:
-        """The frame's end, with its checksum."""
+        """Return the end of the frame, with its checksum."""
         stream, self._stream = self._stream, None
         return b"" if stream is None else stream.flush()
 
 
 def compressor_for(path: str | os.PathLike[str]) -> Compressor | None:
-    """The compressor a path's suffix asks for: ``.gz``, ``.zst``; None: plain."""
+    """Return the compressor for a path's suffix ``.gz`` or ``.zst``; None: plain."""
     return new_compressor(COMPRESSION_OF_SUFFIX.get(os.path.splitext(os.fspath(path))[1], "plain"))
 
 
 def new_compressor(compression: Compression) -> Compressor | None:
-    """A compressor to this format; None: plain."""
+    """Return a compressor; None: plain."""
     if compression == "gzip":
         return Compressor(lambda: zlib.compressobj(6, wbits=31), zlib.Z_SYNC_FLUSH)
     if compression == "zstd":
@@ -79,7 +79,7 @@ def new_compressor(compression: Compression) -> Compressor | None:
 
 
 def _zstd_parameters() -> zstandard.ZstdCompressionParameters:
-    """Return the fast level with a sparse long search: only chains of a kilobyte and more repeat in a trace."""
+    """Return the fast level with sparse long-distance matching: repeated hash chains have over a kilobyte."""
     return zstandard.ZstdCompressionParameters.from_level(
         1,
         window_log=WINDOW_LOG,
@@ -92,7 +92,7 @@ def _zstd_parameters() -> zstandard.ZstdCompressionParameters:
 
 
 class TornStreamError(Exception):
-    """The compressed stream stops before its end: its writer was killed, or is still writing."""
+    """The compressed stream is truncated: its writer was killed, or is still writing."""
 
 
 class CorruptStreamError(Exception):
@@ -100,7 +100,7 @@ class CorruptStreamError(Exception):
 
 
 def compression_of(head: bytes) -> Compression:
-    """Return a file's compression by its first bytes."""
+    """Detect the compression of a file from its first bytes."""
     if head.startswith(GZIP_MAGIC):
         return "gzip"
     if head.startswith(ZSTD_MAGIC):
@@ -109,18 +109,18 @@ def compression_of(head: bytes) -> Compression:
 
 
 def inflated_pieces(file: IO[bytes]) -> Iterator[tuple[bytes, int | None]]:
-    """Yield the content, with the offset in the file where a frame (of a plain file: a line) ends with it, else null.
+    """Yield pieces of content; each has the file offset if a frame (plain file: a line) ends with it, else None.
 
-    All that can be read comes before TornStreamError (the last frame has no end) or CorruptStreamError.
+    All readable content is yielded before TornStreamError (the last frame has no end) or CorruptStreamError.
     """
     data = file.read(MAGIC_BYTES)
     compression, offset, size = compression_of(data), len(data), MIN_READ_BYTES
     if compression == "plain":
         while data:
-            lines, end, rest = data.rpartition(b"\n")
-            yield lines + end, offset - len(rest)
-            if rest:
-                yield rest, None
+            lines, end, partial = data.rpartition(b"\n")
+            yield lines + end, offset - len(partial)
+            if partial:
+                yield partial, None
             data = file.read(PLAIN_READ_BYTES)
             offset += len(data)
         return
@@ -141,11 +141,11 @@ def inflated_pieces(file: IO[bytes]) -> Iterator[tuple[bytes, int | None]]:
             data = file.read(size)
             offset += len(data)
     if stream is not None:
-        raise TornStreamError(f"the {compression} stream is cut short")
+        raise TornStreamError(f"the {compression} stream is truncated")
 
 
 def _before_damage(file: IO[bytes], compression: Compression, frame_start: int, start: int) -> bytes:
-    """Return what the damaged bytes from ``start`` on hold before the damage; empty of a pipe."""
+    """Return the content from ``start`` up to the damage; empty for a pipe."""
     stream, content = new_inflater(compression), bytearray()
     with contextlib.suppress(OSError, zlib.error, zstandard.ZstdError):
         file.seek(frame_start)
@@ -171,7 +171,7 @@ class Inflater(Protocol):
 
 
 def new_inflater(compression: Compression) -> Inflater:
-    """Return a decompressor of a frame of gzip or zstd."""
+    """Return a decompressor for a gzip or zstd frame."""
     if compression == "gzip":
         return zlib.decompressobj(wbits=31)
     return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()

@@ -1,4 +1,4 @@
-"""A trace file's lines, numbered, whatever its compression and however its writer ended."""
+"""Numbered lines of a trace file, of any compression, truncated or not."""
 
 import fcntl
 import os
@@ -11,17 +11,16 @@ from tracefile.storage.compression import CorruptStreamError, TornStreamError, i
 from tracefile.storage.remote import open_file
 
 MAX_LINE_BYTES = 1 << 26
-"""Of one line, inflated: the hashes of fifty million tokens in blocks of 16."""
+"""Maximum line size, decompressed: the block hashes of fifty million tokens in blocks of 16."""
 MAX_BLANK_BYTES = 1 << 24
-"""Of reads that hold blank lines alone: a few kilobytes of gzip hold gigabytes of them."""
+"""Maximum blank bytes: a few kilobytes of gzip can hold gigabytes of blank lines."""
 
 
 class LineReader:
-    """Streams the non-blank lines of a plain, gzip or zstd file, without their line ends.
+    """Iterator over the non-blank lines of a plain, gzip or zstd file, without line ends.
 
-    ``number`` is the line last given (from 1). ``complete`` is false if it had no line end: then it may be torn.
-    ``torn``, known once the lines are used up, says how a compressed stream was cut short.
-    ``expected``: kind of file, for the error of one that does not open.
+    ``number``: latest line, from 1. ``complete``: false if the latest line has no line end, so it may be torn.
+    ``torn``: after the last line, how a compressed stream was truncated. ``expected``: kind of file, for the error.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, expected: str = "a trace file") -> None:
@@ -35,7 +34,7 @@ class LineReader:
             raise InputError(f"{self.path}: {error.strerror or error}; expected {expected}") from error
         self._blocks = self._read_blocks()
         self._block: Iterator[bytes] = iter(())
-        """Lines of the latest read that were not given yet."""
+        """Remaining lines of the latest read."""
         self._lines = self._read_lines()
 
     def __enter__(self) -> Self:
@@ -52,10 +51,10 @@ class LineReader:
     def __next__(self) -> bytes:
         return next(self._lines)
 
-    def take_block(self) -> list[bytes]:
-        """Take the lines that are left of a read at once, blank ones too; the caller counts them in ``number``.
+    def next_block(self) -> list[bytes]:
+        """Return the remaining lines of a read, blank lines too; the caller adds them to ``number``.
 
-        Empty at the end of the file. A last line without its end comes alone.
+        Empty at the end of the file. A last line without line end is returned alone.
         """
         return list(self._block) or next(self._blocks, [])
 
@@ -65,7 +64,7 @@ class LineReader:
         self._file.close()
 
     def is_being_written(self) -> bool:
-        """Return whether a writer on this machine has the file, as ``appending.claim`` does."""
+        """Return whether a writer on this machine has locked the file (``appending.lock_writer``)."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -90,17 +89,17 @@ class LineReader:
             blank += len(chunk) if chunk.isspace() else 0
             if blank > MAX_BLANK_BYTES:
                 raise InputError(f"{self.path}: more than {MAX_BLANK_BYTES >> 20} MiB of blank lines; expected a trace")
-            first, *rest = chunk.split(b"\n")
+            first, *following = chunk.split(b"\n")
             pending.append(first)
             waiting += len(first)
             if waiting > MAX_LINE_BYTES:
                 raise InputError(
-                    f"{self.path}:{self.number + 1}: a line beyond {MAX_LINE_BYTES >> 20} MiB; expected a trace"
+                    f"{self.path}:{self.number + 1}: a line of more than {MAX_LINE_BYTES >> 20} MiB; expected a trace"
                 )
-            if not rest:
+            if not following:
                 continue
-            yield [b"".join(pending), *rest[:-1]]
-            pending, waiting = [rest[-1]], len(rest[-1])
+            yield [b"".join(pending), *following[:-1]]
+            pending, waiting = [following[-1]], len(following[-1])
         if last := b"".join(pending):
             self.complete = False
             yield [last]
@@ -111,6 +110,6 @@ class LineReader:
         except TornStreamError as torn:
             self.torn = str(torn)
         except CorruptStreamError as corrupt:
-            raise InputError(f"{self.path}:{self.number + 1}: {corrupt}; expected a whole trace file") from None
+            raise InputError(f"{self.path}:{self.number + 1}: {corrupt}; expected an undamaged trace file") from None
         except OSError as error:
             raise InputError(f"{self.path}:{self.number + 1}: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""Files that commands write: never one of their inputs, never over a file of another kind, and whole or not at all."""
+"""Output files: never an input of the command, never over a file of another kind, and written atomically."""
 
 import contextlib
 import itertools
@@ -19,7 +19,7 @@ _SNIFFED_BYTES = 4096
 
 
 class Kind(NamedTuple):
-    """A kind of file, told by its first bytes."""
+    """A kind of file, detected by its first bytes."""
 
     name: str
     begins: re.Pattern[bytes]
@@ -32,24 +32,24 @@ PARQUET = Kind("a Parquet file", re.compile(rb"PAR1"))
 
 
 def free_name(stem: str) -> str:
-    """Return the first of STEM.jsonl.zst, STEM-2.jsonl.zst, … in the working folder without a file of its own there."""
-    there = os.listdir()
+    """Return the first unused name of STEM.jsonl.zst, STEM-2.jsonl.zst, … in the working folder."""
+    existing = os.listdir()
     for number in itertools.count(1):
         name = stem if number == 1 else f"{stem}-{number}"
-        # Beside TRACE: TRACE.summary.json, TRACE.shard0.jsonl, NAME-000001.jsonl.zst, NAME.segments.json.
+        # Files beside a trace: TRACE.summary.json, TRACE.shard0.jsonl, NAME-000001.jsonl.zst, NAME.segments.json.
         local = re.compile(rf"{re.escape(name)}(-\d{{6}})?\.(jsonl|segments)")
-        if not any(map(local.match, there)):
+        if not any(map(local.match, existing)):
             break
     return f"{name}.jsonl.zst"
 
 
 def output_name(output: Name | None, stem: str) -> str:
-    """Return ``--output``, or a name that no file has."""
+    """Return ``--output``, or an unused name."""
     return free_name(stem) if output is None else os.fspath(output)
 
 
 def refuse_inputs(output: Name, inputs: Iterable[Name], flag: str = "--output") -> None:
-    """Raise InputError if ``output`` is one of ``inputs``, by any name or link, or would be a segment of one."""
+    """Raise InputError if ``output`` is an input, by any name or link, or would be a segment of an input."""
     for given in inputs:
         if any(_is_same(output, file) for file in _files_of(given)):
             raise InputError(f"{flag} {os.fspath(output)}: an input of this command ({given}); expected another file")
@@ -58,32 +58,32 @@ def refuse_inputs(output: Name, inputs: Iterable[Name], flag: str = "--output") 
 
 
 def mode_like(inputs: Iterable[Name]) -> int:
-    """Return the permissions of a new file made of ``inputs``: those that all of these files give."""
+    """Return the permissions of a new file: those that all ``inputs`` have."""
     mode = 0o666
     for file in {file for given in inputs for file in _files_of(given)}:
         with contextlib.suppress(OSError, ValueError):
-            there = os.stat(file).st_mode
-            mode &= stat.S_IMODE(there) if stat.S_ISREG(there) else mode
+            input_mode = os.stat(file).st_mode
+            mode &= stat.S_IMODE(input_mode) if stat.S_ISREG(input_mode) else mode
     return mode | stat.S_IRUSR | stat.S_IWUSR
 
 
 def check_output(
     path: Name | None, kind: Kind, inputs: Iterable[Name], flag: str = "--html", *, overwrite: bool = True
 ) -> None:
-    """Raise InputError unless ``path`` is no input and is new, or of this ``kind`` and to be overwritten.
+    """Raise InputError if ``path`` is an input, or exists and is not of this ``kind`` or not to be overwritten.
 
-    None: nothing is to be written.
+    None: no output.
     """
     if path is None:
         return
     refuse_inputs(path, inputs, flag)
     _refuse_other(path, kind, flag)
     if not overwrite and is_replaceable(path) and os.path.exists(path) and os.path.getsize(path):
-        raise InputError(f"{flag} {os.fspath(path)}: already there; expected a new file, or --overwrite")
+        raise InputError(f"{flag} {os.fspath(path)}: already exists; expected a new file, or --overwrite")
 
 
 def replace_output(path: Name, content: bytes, kind: Kind, flag: str = "--html") -> None:
-    """Write a whole file; readers see the old one or the new one. Raises InputError like ``check_output``."""
+    """Write a file atomically. Raises InputError like ``check_output``."""
     _refuse_other(path, kind, flag)
     try:
         if is_replaceable(path):
@@ -95,7 +95,7 @@ def replace_output(path: Name, content: bytes, kind: Kind, flag: str = "--html")
 
 
 def is_replaceable(path: Name) -> bool:
-    """Return whether ``path`` is a regular file or none yet: devices and pipes are written in place."""
+    """Return whether ``path`` is a regular file or does not exist: devices and pipes are written directly."""
     if os.fspath(path).startswith(("/dev/", "/proc/")):
         return False
     try:
@@ -105,7 +105,7 @@ def is_replaceable(path: Name) -> bool:
 
 
 def _files_of(given: Name) -> Iterator[Name]:
-    """The input itself and the files that it stands for: a trace's segments and their manifest, or a folder's files."""
+    """Yield an input and its files: the segments and manifest of a trace, or the files of a folder."""
     path = os.fspath(given).removeprefix("file://")
     yield path
     with contextlib.suppress(InputError, OSError):
@@ -116,12 +116,12 @@ def _files_of(given: Name) -> Iterator[Name]:
             yield from os.scandir(path)
 
 
-def _is_same(one: Name, other: Name) -> bool:
-    if os.path.realpath(one) == os.path.realpath(other):
+def _is_same(left: Name, right: Name) -> bool:
+    if os.path.realpath(left) == os.path.realpath(right):
         return True
     try:
-        there = os.stat(one)
-        return stat.S_ISREG(there.st_mode) and os.path.samestat(there, os.stat(other))
+        status = os.stat(left)
+        return stat.S_ISREG(status.st_mode) and os.path.samestat(status, os.stat(right))
     except (OSError, ValueError):
         return False
 
@@ -131,7 +131,7 @@ def _refuse_other(path: Name, kind: Kind, flag: str) -> None:
     if os.path.isdir(path):
         raise InputError(f"{flag} {where}: is a directory; expected a file to write")
     if not os.path.isdir(os.path.dirname(where) or "."):
-        raise InputError(f"{flag} {where}: its folder is not there; expected one to write in")
+        raise InputError(f"{flag} {where}: its folder does not exist; expected an existing folder")
     if not is_replaceable(path) or not os.path.exists(path):
         return
     try:
@@ -140,4 +140,4 @@ def _refuse_other(path: Name, kind: Kind, flag: str) -> None:
     except OSError as error:
         raise InputError(f"{flag} {where}: {error.strerror}; expected a writable path") from error
     if head and not kind.begins.match(head):
-        raise InputError(f"{flag} {where}: already there, and not {kind.name}; expected a new file, or {kind.name}")
+        raise InputError(f"{flag} {where}: already exists and is not {kind.name}; expected a new file, or {kind.name}")

@@ -1,7 +1,7 @@
-"""A trace in segments: files that follow one another, each a trace of its own on the same clock, and their manifest.
+"""Segments of a trace: consecutive files on one clock, each a complete trace, and their manifest.
 
-``captured.jsonl.zst`` in segments is ``captured-000001.jsonl.zst`` and so on, listed in ``captured.segments.json``. The
-segment being written is not listed and ends in ``.part``; so does one that a killed writer left.
+The segments of ``captured.jsonl.zst`` are ``captured-000001.jsonl.zst`` …, listed in ``captured.segments.json``.
+A segment that is being written, or whose writer was killed, is not listed and has the suffix ``.part``.
 """
 
 import contextlib
@@ -29,20 +29,20 @@ _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<number>\d{6,})(?P<suffix>(\.jsonl?)?(
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A closed segment, as the manifest lists it."""
+    """A closed segment in the manifest."""
 
     name: str
     records: int
     bytes: int
     first_arrival_ms: float | None
-    """Earliest arrival in it. Null: no record says."""
+    """Earliest arrival. Null: no record has an arrival."""
     last_arrival_ms: float | None
     digest: str
-    """``trace_digest`` of the segment alone."""
+    """``trace_digest`` of the segment."""
     uploaded: str | None = None
-    """Where a copy was uploaded to. Null: nowhere yet."""
+    """URL of the uploaded copy. Null: not uploaded."""
     deleted: bool = False
-    """``tap --keep`` deleted the local file; its line stays."""
+    """``tap --keep`` deleted the local file; the manifest still lists it."""
 
 
 class Manifest(msgspec.Struct, kw_only=True):
@@ -50,9 +50,9 @@ class Manifest(msgspec.Struct, kw_only=True):
 
     schema: str = MANIFEST_SCHEMA
     epoch_unix_ns: int | None = None
-    """Wall clock at every segment's t = 0."""
+    """Wall clock at t = 0 of all segments."""
     segments: list[Segment] = []
-    """In order; a shipper may remove files, their lines stay."""
+    """In order, including segments whose files were moved or deleted."""
 
 
 def manifest_path(trace: str | os.PathLike[str]) -> Path:
@@ -62,35 +62,35 @@ def manifest_path(trace: str | os.PathLike[str]) -> Path:
 
 
 def segment_path(trace: str | os.PathLike[str], number: int) -> Path:
-    """The path of a trace's segment, from 1."""
+    """Return the path of segment ``number``, from 1."""
     stem, suffix = _split_name(Path(trace))
     return Path(trace).with_name(f"{stem}-{number:06}{suffix}")
 
 
 def part_path(segment: Path) -> Path:
-    """Return the path of a segment while it is written."""
+    """Return the path of a segment while it is being written."""
     return segment.with_name(segment.name + PART_SUFFIX)
 
 
 def segment_number(path: Path) -> int:
-    """The number in a segment's name, ``.part`` or not; 0 if it is none."""
+    """Return the number in a segment's name, with or without ``.part``; 0 for other names."""
     match = _numbered(path)
     return int(match["number"]) if match else 0
 
 
 def segments_there(trace: str | os.PathLike[str]) -> list[Path]:
-    """The segment files of a trace that exist, in order, an unfinished one included."""
+    """Return the existing segment files of a trace, in order, ``.part`` included."""
     stem, suffix = _split_name(Path(trace))
     return _numbered_files(Path(trace).parent, stem, suffix)
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
-    """The manifest; raises InputError if it is none, FileNotFoundError if it is not there."""
+    """Read a manifest; raises InputError if it is invalid, FileNotFoundError if it does not exist."""
     return decode_manifest(Path(path).read_bytes(), path)
 
 
 def decode_manifest(content: bytes, path: str | os.PathLike[str]) -> Manifest:
-    """Return a manifest by its content; raises InputError, naming the path, if it is none."""
+    """Decode a manifest; raises InputError with the path if it is invalid."""
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
     except NOT_JSON as error:
@@ -104,22 +104,22 @@ def decode_manifest(content: bytes, path: str | os.PathLike[str]) -> Manifest:
 
 
 def _is_file_name(name: str) -> bool:
-    """Return whether a name can be of a file beside the manifest."""
+    """Return whether a name can be a file beside the manifest."""
     return 0 < len(os.fsencode(name)) <= MOST_NAME_BYTES and name not in {".", ".."} and not {"/", "\0"} & set(name)
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Replace the manifest, so that a reader sees the old one or the new one and a power cut leaves either."""
+    """Replace the manifest atomically and durably."""
     replace_durably(path, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
 
 
 def trace_files(path: str | os.PathLike[str]) -> list[str]:
-    """Return a trace's files in order: itself, or its segments; raises InputError for a folder of none or several."""
+    """Return the files of a trace in order; raises InputError for a folder with no trace or several."""
     return _members(given_path(path))[0]
 
 
 def open_lines(path: str) -> LineReader:
-    """Open one file of a trace; a segment found unfinished may have been closed, and so renamed, since."""
+    """Open a file of a trace; a ``.part`` segment may have been closed and renamed in the meantime."""
     closed = path.removesuffix(PART_SUFFIX)
     try:
         return LineReader(path)
@@ -130,14 +130,14 @@ def open_lines(path: str) -> LineReader:
 
 
 def absent_segments(path: str | os.PathLike[str]) -> list[Segment]:
-    """Return the segments that a trace's manifest lists, and that are not there any more."""
+    """Return the segments in a trace's manifest whose files are missing."""
     return _members(given_path(path))[1]
 
 
 def _members(given: str) -> tuple[list[str], list[Segment]]:
-    """Return the paths of a trace's files, in order, and its listed segments that are not there any more.
+    """Return the paths of a trace's files, in order, and its missing segments.
 
-    ``given``, a path or a URL, is a file, a folder of segments, their manifest, or the whole trace's name.
+    ``given``: path or URL of a file, a folder of segments, their manifest, or the trace's name.
     """
     folder, slash, name = given.rstrip("/").rpartition("/")
     stem = _split_name(Path(name.removesuffix(MANIFEST_SUFFIX)))[0]
@@ -146,22 +146,22 @@ def _members(given: str) -> tuple[list[str], list[Segment]]:
         return [given], []
     if names or os.path.isdir(given):
         folder, slash, stem = given.rstrip("/"), "/", _only_stem(given, names)
-    here = {name for name in names or names_at(folder + slash or ".") or () if _stem(name) == stem}
+    present = {name for name in names or names_at(folder + slash or ".") or () if _stem(name) == stem}
     manifest = f"{folder}{slash}{stem}{MANIFEST_SUFFIX}"
     content = read_small(manifest)
     listed = [] if content is None else decode_manifest(content, manifest).segments
-    if content is None and not here and not is_url(given) and not name.endswith(MANIFEST_SUFFIX):
-        return [given], []  # which is not there
+    if content is None and not present and not is_url(given) and not name.endswith(MANIFEST_SUFFIX):
+        return [given], []  # a missing file
     order = {segment.name: index for index, segment in enumerate(listed)}
-    members = sorted(here, key=lambda name: (order.get(name, len(order)), segment_number(Path(name)), name))
+    members = sorted(present, key=lambda name: (order.get(name, len(order)), segment_number(Path(name)), name))
     if not members:
-        raise InputError(f"{given}: none of its segments is there; expected a trace, or a folder of its segments")
-    absent = [segment for segment in listed if segment.name not in here]
+        raise InputError(f"{given}: all its segments are missing; expected a trace, or a folder of its segments")
+    absent = [segment for segment in listed if segment.name not in present]
     return [f"{folder}{slash}{name}" for name in members], absent
 
 
 def manifests_of(path: str | os.PathLike[str]) -> list[Path]:
-    """Manifests of a trace that is given by its folder, its manifest or the whole's name."""
+    """Return the manifests of a trace given by its folder, manifest or name."""
     given = Path(path)
     if given.is_dir():
         return list(given.glob(f"*{MANIFEST_SUFFIX}"))
@@ -169,7 +169,7 @@ def manifests_of(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def becomes_segment(output: str | os.PathLike[str], path: str | os.PathLike[str]) -> bool:
-    """Return whether a new file ``output`` would be read as a segment of the trace in the folder ``path``."""
+    """Return whether a new file ``output`` would be a segment of the trace in the folder ``path``."""
     given, written = Path(path), Path(output)
     with contextlib.suppress(OSError):
         return given.is_dir() and _numbered(written) is not None and given.samefile(written.parent)
@@ -177,10 +177,10 @@ def becomes_segment(output: str | os.PathLike[str], path: str | os.PathLike[str]
 
 
 def _only_stem(folder: str, names: Sequence[str]) -> str:
-    """Return the name of the trace whose segments a folder has; raises InputError for none or several."""
+    """Return the name of the trace in a folder of segments; raises InputError for no trace or several."""
     if not names:
         raise InputError(
-            f"{folder}: is empty; expected segments: a tap begins the first once it reaches its engine (see its log)"
+            f"{folder}: is empty; expected segments: a tap writes the first after it reaches its engine (see its log)"
         )
     stems = {stem for name in names if (stem := _stem(name)) is not None}
     stems |= {name.removesuffix(MANIFEST_SUFFIX) for name in names if name.endswith(MANIFEST_SUFFIX)}
@@ -188,19 +188,19 @@ def _only_stem(folder: str, names: Sequence[str]) -> str:
         raise InputError(f"{folder}: is a directory without segments; expected a trace, or a folder of its segments")
     if len(stems) > 1:
         raise InputError(
-            f"{folder}: segments of {' and '.join(sorted(stems))}; expected those of one trace, or name its manifest"
+            f"{folder}: segments of {' and '.join(sorted(stems))}; expected one trace, or the path of a manifest"
         )
     return stems.pop()
 
 
 def _stem(name: str) -> str | None:
-    """Return the name of the trace that a segment's name belongs to; null: it is no segment's name."""
+    """Return the trace name in a segment's name; None: not a segment's name."""
     match = _numbered(Path(name))
     return match["stem"] if match and match["suffix"] else None
 
 
 def _numbered_files(folder: Path, stem: str, suffix: str | None) -> list[Path]:
-    """Segments by number; a finished one goes before an unfinished one of the same number."""
+    """Return segments by number, a closed segment before a ``.part`` of the same number."""
     files = []
     for file in folder.iterdir() if folder.is_dir() else ():
         name = _numbered(file)
@@ -214,7 +214,7 @@ def _numbered(file: Path) -> re.Match[str] | None:
 
 
 def _split_name(trace: Path) -> tuple[str, str]:
-    """``captured.jsonl.zst`` as ``captured`` and ``.jsonl.zst``."""
+    """Split ``captured.jsonl.zst`` into ``captured`` and ``.jsonl.zst``."""
     stem = trace.name
     while (suffix := os.path.splitext(stem)[1]) in TRACE_SUFFIXES:
         stem = stem.removesuffix(suffix)

@@ -153,7 +153,7 @@ def test_processes_give_what_one_gives_in_the_order_of_members(arrivals: Arrival
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("number", "code", "said"),
-    [(signal.SIGINT, 130, b""), (signal.SIGKILL, 2, b"sim: error: a process of this command died, ")],
+    [(signal.SIGINT, 130, b""), (signal.SIGKILL, 2, b"sim: error: a worker process died, ")],
 )
 def test_interrupts_and_dying_processes_end_a_command_in_a_line(
     number: signal.Signals, code: int, said: bytes, tmp_path: Path

@@ -95,7 +95,10 @@ def test_two_processes_give_the_same_points(folder: Path, tmp_path: Path) -> Non
         ("[axes]\nrate = [-1]", "axes.rate: '-1'; expected a number above 0"),
         ("[axes]\nhost-latency = ['1ms', '2ms']", "--host-latency: without --host-blocks; expected both"),
         ("[axes]\ncold-prompts = [1]", "axes.cold-prompts: 1; expected true or false"),
-        ('[axes]\nroute = ["evil.py:f"]', "axes.route: 'evil.py:f': code is run only from the command line"),
+        (
+            '[axes]\nroute = ["evil.py:f"]',
+            "axes.route: 'evil.py:f': a policy file is accepted only by the command line",
+        ),
         ("[axes\n", "Expected ']' at the end of a table declaration (at line 1, column 6); expected TOML"),
         (
             f"[axes]\nmax-num-seqs = {list(range(1, 10_001))}\nmax-num-batched-tokens = {list(range(1, 1_001))}",

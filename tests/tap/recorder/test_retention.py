@@ -117,7 +117,7 @@ def test_a_trace_without_its_deleted_segments_passes_the_check(tmp_path: Path, m
 
     def findings(path: Path) -> list[str]:
         with open_trace(path) as reader:
-            return [f"{finding.field}: {finding.what}" for finding in check_trace(reader)]
+            return [f"{finding.field}: {finding.problem}" for finding in check_trace(reader)]
 
     assert findings(tmp_path) == findings(tap.trace.path) == []
     assert findings(tmp_path / "tap-000003.jsonl") == [], "its parent is in an earlier segment"

@@ -29,14 +29,14 @@ def parsed(tmp_path: Path, toml: str, *words: str, prog: str = "loadgen") -> dic
 def test_a_flag_beside_one_that_excludes_it_is_named() -> None:
     given = argparse.Namespace(trace="a", by=None, steps=False, sample=0.0, block_size=8)
     assert given_flags(given, ("by", "sample", "steps", "block_size", "no_such")) == ["--sample", "--block-size"]
-    with pytest.raises(InputError, match=r"^--block-size: given with --by; expected one of them$"):
+    with pytest.raises(InputError, match=r"^--block-size: given with --by; expected only one of the two$"):
         refuse_beside("--by", given, ("steps", "block_size", "sample"))
     refuse_beside("--by", given, ("by", "steps"))
 
 
 def test_a_flag_that_needs_another_is_named_with_it() -> None:
     given = argparse.Namespace(by=None, steps=False, sample=0.0)
-    with pytest.raises(InputError, match=r"^--sample: without --by; expected both$"):
+    with pytest.raises(InputError, match=r"^--sample: without --by; expected both flags$"):
         refuse_without("--by", given, ("steps", "sample"))
     refuse_without("--by", given, ("by", "steps"))
 
@@ -62,7 +62,7 @@ def test_a_file_of_flags_runs_no_code(policy: str, tmp_path: Path) -> None:
     made.add_argument("--route")
     (tmp_path / "kvtape.toml").write_text(f'[loadgen]\nurl = "a"\nroute = "{policy}"\n')
     given = ["--config", str(tmp_path / "kvtape.toml")]
-    with pytest.raises(InputError, match=r"kvtape.toml: \[loadgen\] route: '.*': code is run only from"):
+    with pytest.raises(InputError, match=r"kvtape.toml: \[loadgen\] route: '.*': a policy file is accepted only by"):
         made.parse_args(given)
     (tmp_path / "kvtape.toml").write_text('[loadgen]\nurl = "a"\nroute = "overlap:overlap-weight=2"\n')
     assert made.parse_args(given).route == "overlap:overlap-weight=2"

@@ -35,7 +35,11 @@ def raises(error: BaseException) -> Callable[[Sequence[str]], int]:
         (raises(InputError("t:1: a\nb; expected c")), 2, "x: error: t:1: a\\nb; expected c\n"),
         (raises(KeyboardInterrupt()), 130, ""),
         (interrupted_import, 130, ""),
-        (raises(PermissionError(errno.EACCES, "No", "/f")), 2, "x: error: /f: No; expected room and permission\n"),
+        (
+            raises(PermissionError(errno.EACCES, "No", "/f")),
+            2,
+            "x: error: /f: No; expected free space and permission\n",
+        ),
     ],
 )
 def test_an_end_is_an_exit_code_and_at_most_one_line(
@@ -63,7 +67,7 @@ def shell(command: str) -> tuple[int, str]:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 def test_a_full_disk_behind_stdout_is_one_line(trace: Path) -> None:
-    said = "tracefile: error: output: No space left on device; expected room and permission\n"
+    said = "tracefile: error: output: No space left on device; expected free space and permission\n"
     assert shell(f"tracefile cat {trace} > /dev/full") == (2, said)
 
 
@@ -74,7 +78,7 @@ def test_a_reader_who_goes_away_is_no_failure(command: str, trace: Path) -> None
 
 def test_a_trace_passes_from_stdin_to_stdout_and_only_once(trace: Path) -> None:
     assert shell(f"cat {trace} | tracefile convert - - | grep -q prompt_tokens") == (0, "-: 1 records\n")
-    said = "tracefile: error: /dev/stdin: a pipe, and this command reads a trace more than once; expected a file\n"
+    said = "tracefile: error: /dev/stdin: a pipe; expected a file: this command reads the trace more than once\n"
     assert shell(f"cat {trace} | tracefile convert - - --anonymize") == (2, said)
 
 

@@ -68,4 +68,4 @@ def test_a_rare_setting_is_given_in_a_file_alone(tmp_path: Path, capsys: pytest.
     assert parser.config_only == {"--backlog": "connections that wait (default 128)"}
     with pytest.raises(SystemExit):
         parser.parse_args(["--backlog", "7"])
-    assert "--backlog: a rare setting; expected backlog in [tap] of a --config file" in capsys.readouterr().err
+    assert "--backlog: expected backlog in table [tap] of a --config file" in capsys.readouterr().err

@@ -29,7 +29,7 @@ def test_every_task_has_its_result(procs: int) -> None:
 
 
 def test_a_process_that_dies_is_said_in_a_line() -> None:
-    with pytest.raises(InputError, match="a process of this command died"):
+    with pytest.raises(InputError, match="a worker process died"):
         list(results(Square(5), range(9), procs=2))
 
 

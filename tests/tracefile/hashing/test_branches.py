@@ -114,7 +114,7 @@ def test_a_trace_is_made_coarser_by_whole_multiples(tmp_path: Path) -> None:
         assert (len(one.block_hashes or ()), one.branch_tokens) == (7 // size, None)
         assert common(list(one.block_hashes or ()), list(other.block_hashes or ())) == shared
         assert main(["check", str(out)]) == 0
-    with pytest.raises(InputError, match="--block-size 6: expected a multiple of the trace's, 4"):
+    with pytest.raises(InputError, match="--block-size 6: expected a multiple of the trace's block size \\(4\\)"):
         main(["convert", str(tmp_path / "t.jsonl"), str(tmp_path / "o"), "--block-size", "6"])
 
 
@@ -130,6 +130,6 @@ def test_branches_in_a_circle_end() -> None:
                 branch_hash=BlockHash(other),
             )
         )
-    assert list(branches.line(BlockHash(8))) == [(8, SIZE)]
-    assert list(branches.line(BlockHash(7))) == [(7, SIZE), (8, 2)]
-    assert list(branches.line(BlockHash(9))) == [(9, SIZE)]
+    assert list(branches.ancestors(BlockHash(8))) == [(8, SIZE)]
+    assert list(branches.ancestors(BlockHash(7))) == [(7, SIZE), (8, 2)]
+    assert list(branches.ancestors(BlockHash(9))) == [(9, SIZE)]

@@ -50,9 +50,7 @@ def test_a_segment_that_is_not_there_any_more_is_told(bucket: Any, folder: Path)
     bucket.rm("/traces/host-1/tap-000002.jsonl.zst")
     with open_trace(URL) as reader:
         assert [record.request_id for record in reader] == ["r0", "r2"]
-        assert reader.warnings == [
-            f"{URL}: read without 1 of its segments (tap-000002.jsonl.zst …): not there any more"
-        ]
+        assert reader.warnings == [f"{URL}: read without 1 of its segments (tap-000002.jsonl.zst …): missing"]
 
 
 def test_two_traces_in_one_folder_are_told_apart_by_name(bucket: Any, folder: Path) -> None:
@@ -75,7 +73,7 @@ def test_a_file_url_is_a_path(folder: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (
             "memory://nothing/there",
-            "memory://nothing/there: none of its segments is there; expected a trace, or a folder",
+            "memory://nothing/there: all its segments are missing; expected a trace, or a folder",
         ),
         ("nosuch://user:CANARY@host/x?token=CANARY", "nosuch://host/x: ValueError; expected a trace"),
     ],

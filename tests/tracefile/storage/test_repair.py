@@ -53,8 +53,8 @@ def readable(path: Path) -> list[Record]:
 def go_on(path: Path, more: list[Record]) -> None:
     file = append_to(path)
     if not path.stat().st_size:
-        file.take(encode_meta(META))
-    file.take(b"".join(encode_record(record) for record in more))
+        file.add(encode_meta(META))
+    file.add(b"".join(encode_record(record) for record in more))
     file.finish()
     file.abandon()
 

@@ -112,7 +112,7 @@ def test_what_is_no_folder_of_one_trace_is_refused(trace: Path, tmp_path: Path) 
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(
-        InputError, match="is empty; expected segments: a tap begins the first once it reaches its engi"
+        InputError, match="is empty; expected segments: a tap writes the first after it reaches its engi"
     ):
         open_trace(empty)
     (empty / "notes.txt").touch()
@@ -124,7 +124,7 @@ def test_what_is_no_folder_of_one_trace_is_refused(trace: Path, tmp_path: Path) 
     assert len(load_trace(manifest_path(trace))[1]) == 9
     for file in trace_files(trace):
         Path(file).unlink()
-    with pytest.raises(InputError, match="none of its segments is there"):
+    with pytest.raises(InputError, match="all its segments are missing"):
         open_trace(trace)
 
 
