@@ -21,7 +21,7 @@ from sim.sglang.radix import RadixPool
 from sim.vllm.config import MOST, EngineConfig
 from sim.vllm.hybridcache import HybridCache
 from sim.vllm.hybridgroups import make_hybrid_cache
-from sim.vllm.kvcache import NO_ROOM, KVCache, single_group_cache
+from sim.vllm.kvcache import DOES_NOT_FIT, KVCache, single_group_cache
 from sim.vllm.kvgroups import KvLayout, read_groups
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import (
@@ -183,7 +183,7 @@ def count_pool_hits(prompts: Prompts, usable_blocks: int | None, *, bound: bool 
         cache = single_group_cache(prompts.block_size, usable_blocks)
         return HitCounts(usable_blocks=usable_blocks, **_served_alone(prompts, cache))
     fits = prompts.fit(usable_blocks)
-    pool, hit_tokens = BeladyPool(prompts.take(fits), usable_blocks), np.full(len(fits), NO_ROOM)
+    pool, hit_tokens = BeladyPool(prompts.take(fits), usable_blocks), np.full(len(fits), DOES_NOT_FIT)
     hit_tokens[fits] = pool.run() * prompts.block_size
     return HitCounts(usable_blocks=usable_blocks, **_counts(prompts, hit_tokens, pool.evicted_blocks))
 
@@ -220,8 +220,8 @@ def _served_alone(prompts: Prompts, cache: KVCache) -> dict[str, int]:
 
 
 def _counts(prompts: Prompts, hit_tokens: IntArray, evicted_blocks: int) -> dict[str, int]:
-    """Fields of ``HitCounts``; ``hit_tokens``: NO_ROOM for a request that does not fit."""
-    fits, size = hit_tokens != NO_ROOM, prompts.block_size
+    """Fields of ``HitCounts``; ``hit_tokens``: DOES_NOT_FIT for a request that does not fit."""
+    fits, size = hit_tokens != DOES_NOT_FIT, prompts.block_size
     return {
         "block_size": size,
         "requests": len(prompts),

@@ -146,7 +146,7 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
             needs_hashes=engine.enable_prefix_caching,
         )
     arrivals = at_rate(captured.planned[key], scenario.rate)
-    deployment.require_room(arrivals, engine.block_size)
+    deployment.require_host_capacity(arrivals, engine.block_size)
     return Load(scenario, arrivals, engine, fleet, deployment)
 
 

@@ -159,7 +159,7 @@ def _seen(run: Simulation) -> dict[str, npt.NDArray[Any]]:
     return seen_columns(results) | {
         "cached_tokens": array_of(results.cached_tokens, np.int64),
         "preemptions": array_of(results.preemptions, np.int64),
-        "gaps_ms": thinned_gaps([(run.requests, run.seen_ms)], MOST_GAPS),
+        "gaps_ms": thinned_gaps([(run.requests, run.delivered_ms)], MOST_GAPS),
     }
 
 
@@ -171,7 +171,7 @@ def seen_columns(results: ResultColumns) -> dict[str, npt.NDArray[Any]]:
         "arrival_ms": np.where(outcome == PARENT_FAILED, np.nan, array_of(results.arrival_ms, np.float64)),
         "ttft_ms": array_of(results.ttft_ms, np.float64),
         "e2e_ms": array_of(results.e2e_ms, np.float64),
-        "output_tokens": array_of(results.num_seen, np.int64),
+        "output_tokens": array_of(results.num_delivered, np.int64),
     }
 
 

@@ -84,7 +84,7 @@ class Prompts:
         columns = (self.prompt_tokens, output_tokens, self.starts[:-1], self.known, limits)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         for index, (prompt, output, first, known, most) in enumerate(rows):
-            yield Request("", prompt, output, keys, first_key=first, known_keys=known, index=index, hit_limit=most)
+            yield Request("", prompt, output, keys, first_key=first, num_keys=known, index=index, hit_limit=most)
 
 
 _COLUMNS = [field.name for field in fields(Prompts) if field.name not in ("block_size", "keys")]

@@ -85,10 +85,10 @@ class SlowAttribution:
         for place, key in enumerate(whole[: prompt // 4]):
             self.causes[self.cause(one, place, key, len(hits))] += 4
         self.causes["partial_block"] += prompt % 4
-        self.pool.hold(hits)
-        blocks = hits + self.pool.take(-(-tokens_computed(one) // 4) - len(hits))
+        self.pool.touch(hits)
+        blocks = hits + self.pool.allocate(-(-tokens_computed(one) // 4) - len(hits))
         self.pool.insert(blocks[len(hits) : len(whole)], whole[len(hits) :])
-        self.pool.release(blocks)
+        self.pool.free_blocks(blocks)
         self.seen.update(whole)
 
     def cause(self, one: Record, place: int, key: int, hits: int) -> str:

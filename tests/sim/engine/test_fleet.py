@@ -39,7 +39,7 @@ def run_by_table(arrivals: Arrivals, engines: list[FleetEngine], table: list[int
     load = FleetLoad(arrivals, engines, SEED, keeps_rows=True)
     fleet, place, told_ms = load.fleet, load.fleet.advance(), -np.inf
     while place >= 0 or fleet.events.size:
-        while fleet.events.size and fleet.events.next_ms <= fleet.known_ms:
+        while fleet.events.size and fleet.events.next_ms <= fleet.reported_until_ms:
             assert fleet.events.next_ms >= told_ms  # a router is told of nothing late
             told_ms = fleet.events.next_ms
             fleet.events.pop()
@@ -59,7 +59,7 @@ def require_same_as_alone(load: FleetLoad, engine: int, config: EngineConfig, mo
     for name in (*RUN_FIELDS, "cached_tokens", "preemptions"):
         ours, theirs = ([getattr(one, name) for one in some] for some in (here, alone.requests))
         np.testing.assert_array_equal(theirs, ours, err_msg=name)
-    for name in ("starts_ms", "ends_ms", "seen_ms", "rows"):
+    for name in ("starts_ms", "ends_ms", "delivered_ms", "rows"):
         assert list(getattr(load.fleet.lives[engine].engine, name)) == list(getattr(alone.engine, name))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sim.engine.dispatch import Timeline
-from sim.engine.fleet_events import Deploy, Incident, Kill, ScaleUp, check_events, parse_event
+from sim.engine.fleet_events import Deploy, FleetEvent, Kill, ScaleUp, check_events, parse_event
 from sim.engine.simulatedrequest import OUTCOMES
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.fleets import make_request, routed, runs_of
@@ -66,7 +66,7 @@ def test_engines_are_added_by_the_rate_of_arrivals_after_their_start_up() -> Non
     ],
 )
 def test_an_engine_that_is_to_start_twice_starts_once_and_loses_nothing(
-    events: list[Incident], happened: list[tuple[float, str]]
+    events: list[FleetEvent], happened: list[tuple[float, str]]
 ) -> None:
     """Ten requests a second of an output too long for the time between two starts."""
     records = [make_request(number, arrival_ms=50.0 + 100.0 * number, prompt=8, output=30) for number in range(8)]
@@ -107,7 +107,7 @@ def test_bad_events_are_named(text: str, said: str) -> None:
         ([Deploy(at_s=1.0), Deploy(at_s=2.0)], "Deploy twice"),
     ],
 )
-def test_events_of_more_engines_than_there_are(events: list[Incident], said: str) -> None:
+def test_events_of_more_engines_than_there_are(events: list[FleetEvent], said: str) -> None:
     with pytest.raises(InputError) as caught:
         check_events(events, 4)
     assert said in str(caught.value)

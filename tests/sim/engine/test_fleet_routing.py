@@ -77,7 +77,7 @@ def test_sessions_over_engines_equal_the_slow_fleet(arrivals: Arrivals, engines:
     for place, run in slow.runs.items():
         mine = requests[place]
         assert OUTCOMES[mine.outcome] == run.outcome
-        assert mine.num_seen == len(run.token_steps)
+        assert mine.num_delivered == len(run.token_steps)
         found_ms = [mine.arrival_ms, mine.ttft_ms, mine.e2e_ms]
         expected_ms = [np.nan if time is None else time for time in (run.arrival_ms, run.ttft_ms, run.e2e_ms)]
         # On a shared core a turn may come a rounding before the end of its parent, and split the step that ends it.

@@ -23,16 +23,16 @@ from tracefile.records.schema import Meta
 @given(st.lists(st.integers(0, 10**10), max_size=20), st.lists(st.booleans(), min_size=21, max_size=21))
 def test_gaps_are_written_as_json_has_them(parts: list[int], has_token: list[bool]) -> None:
     """Tokens of a request in some of the steps."""
-    seen_ms = np.cumsum([0, *parts]) / 10**DECIMALS
-    steps = [step for step in range(len(seen_ms)) if has_token[step]]
+    delivered_ms = np.cumsum([0, *parts]) / 10**DECIMALS
+    steps = [step for step in range(len(delivered_ms)) if has_token[step]]
     runs: list[int] = []
     for step in steps:
         if runs and runs[-2] + runs[-1] == step:
             runs[-1] += 1
         else:
             runs += [step, 1]
-    expected = np.round(np.diff(seen_ms[steps]), DECIMALS).tolist()
-    assert GapTexts(floats(seen_ms)).array(integers(runs)) == msgspec.json.encode(expected)
+    expected = np.round(np.diff(delivered_ms[steps]), DECIMALS).tolist()
+    assert GapTexts(floats(delivered_ms)).array(integers(runs)) == msgspec.json.encode(expected)
 
 
 @given(

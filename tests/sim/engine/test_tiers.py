@@ -131,7 +131,7 @@ def assert_hits_are_possible(arrivals: Arrivals, run: Simulation) -> None:
 @pytest.mark.parametrize(
     ("deployed", "said"),
     [
-        ({"host_blocks": 5}, "--kv-bytes-per-token: not told; expected the KV cache's bytes of a token"),
+        ({"host_blocks": 5}, "--kv-bytes-per-token: not set; expected the KV cache's bytes of a token"),
     ],
 )
 def test_a_deployment_that_cannot_be_is_refused_in_a_line(deployed: dict[str, Any], said: str) -> None:
@@ -142,4 +142,4 @@ def test_a_deployment_that_cannot_be_is_refused_in_a_line(deployed: dict[str, An
 
 def test_a_tier_smaller_than_a_prompt_is_refused() -> None:
     with pytest.raises(InputError, match="--host-blocks: 3 blocks; expected 5 or more, as many as the longest prompt"):
-        Deployment(**LINK, host_blocks=3).require_room(chained(*AGAIN), 4)
+        Deployment(**LINK, host_blocks=3).require_host_capacity(chained(*AGAIN), 4)

@@ -31,7 +31,7 @@ def request(
     """Requests of one family share their chain; each block's key is the family and its depth. ``limit``: of tokens."""
     chain = integers(np.arange(keys) + 1000 * family)
     index = sum(name.encode())
-    return Request(name, prompt, output, chain, known_keys=keys, index=index, token_limit=limit, hit_limit=hits)
+    return Request(name, prompt, output, chain, num_keys=keys, index=index, token_limit=limit, hit_limit=hits)
 
 
 def shares(step: Step) -> list[tuple[str, int, int]]:
@@ -143,13 +143,13 @@ def test_admission_needs_the_whole_prompt_to_fit_and_the_head_blocks_the_rest() 
 
 def test_a_step_at_rest_is_composed_once_if_it_serves_anybody() -> None:
     step = Step()
-    assert (engine().schedule_at_rest(step), step.count) == (0, 0)  # nothing to do is no reason to try again
+    assert (engine().schedule_when_idle(step), step.count) == (0, 0)  # nothing to do is no reason to try again
     scheduler = engine(usable=5, max_num_batched_tokens=64)
     a, b = request("a", 8, 8, family=1), request("b", 8, 3, family=2)
     scheduler.add(a)
     scheduler.add(b)
     run_step(scheduler)
-    assert scheduler.schedule_at_rest(step) == 1
+    assert scheduler.schedule_when_idle(step) == 1
     assert (shares(step), step.preempted) == ([("a", 1, 8)], [b])
     assert a.num_computed == 9
 
