@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from measure.metrics.trace import measure_run, study_chains
+from measure.metrics.trace import analyse_chains, measure_run
 from measure.runs import Run
 from report.compare.comparison import CompareConfig, Compared, compare
 from report.compare.panels import comparison_page
@@ -41,8 +41,8 @@ def draw(found: Compared | ForecastGrid | Run) -> "dict[str, go.Figure]":
     Raises InputError if plotly is missing.
     """
     if isinstance(found, Run):
-        study = study_chains(found)
-        page = trace_page(Measured(found, measure_run(found, study=study), study))
+        analysis = analyse_chains(found)
+        page = trace_page(Measured(found, measure_run(found, analysis=analysis), analysis))
     else:
         page = what_if_page(found) if isinstance(found, ForecastGrid) else comparison_page(found)
     css = (files("report.pages") / "page.css").read_text(encoding="utf-8")

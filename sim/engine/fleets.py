@@ -60,8 +60,8 @@ def engines_of(
 
 def routed_requests(arrivals: Arrivals, block_size: int) -> list[Routed]:
     """Return the requests of a workload with the fields that a router reads: session, prompt block keys, tokens."""
-    starts = np.cumsum(arrivals.known) - arrivals.known
-    ends = starts + np.minimum(arrivals.known, arrivals.prompt_tokens // block_size)
+    starts = np.cumsum(arrivals.hashed_blocks) - arrivals.hashed_blocks
+    ends = starts + np.minimum(arrivals.hashed_blocks, arrivals.prompt_tokens // block_size)
     names = ("session_id", "max_tokens", "turn")
     columns = (starts.tolist(), ends.tolist(), arrivals.prompt_tokens.tolist(), *map(arrivals.column, names))
     keys, block_tokens = arrivals.hashes.data, float(block_size)

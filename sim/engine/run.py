@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from measure import survival
-from measure.number_format import NOTHING, rests_on
+from measure.number_format import NOTHING, coverage_text
 from measure.table import table_lines
 from sim.engine import results as outcomes
 from sim.engine import simulation as simulations
@@ -308,7 +308,8 @@ def read_arrivals(reader: TraceReader, engine: EngineConfig, arguments: argparse
     arrivals = plan_arrivals(
         reader.meta, records, engine.block_size, path=trace, cold_prompts=cold_prompts, replay_sessions=replay_sessions
     )
-    coverage = None if cold_prompts else rests_on(arrivals.batch.count("block_hashes"), len(arrivals), "block hashes")
+    hashed = len(arrivals) if cold_prompts else arrivals.batch.count("block_hashes")
+    coverage = coverage_text(hashed, len(arrivals), "block hashes")
     for warning in [*reader.warnings, *([f"hits are {coverage}"] if coverage else [])]:
         print(f"warning: {warning}", file=sys.stderr)
     return arrivalorder.by_session(arrivals) if replay_sessions else arrivalorder.by_arrival(arrivals)

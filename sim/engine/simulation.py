@@ -49,8 +49,8 @@ def request_columns(arrivals: Arrivals, block_size: int, hit_limits: IntArray | 
         (
             integers(arrivals.prompt_tokens),
             integers(arrivals.output_tokens),
-            integers(np.cumsum(arrivals.known) - arrivals.known),
-            integers(np.minimum(arrivals.known, computed // block_size)),
+            integers(np.cumsum(arrivals.hashed_blocks) - arrivals.hashed_blocks),
+            integers(np.minimum(arrivals.hashed_blocks, computed // block_size)),
             integers(hit_limits),
             integers(~arrivals.runs),
             integers(parents),

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from measure.cache.vectors import array_of
 from measure.distributions import ndtri, stdtrit
-from measure.quantiles import interval_places, quantile
+from measure.quantiles import interval_indices, quantile
 from measure.resampling import CONFIDENCE
 from sim.engine.columns import ResultColumns
 from sim.engine.deployment import Deployment
@@ -150,7 +150,7 @@ def interval(values: FloatArray) -> tuple[float, float, float]:
     kept = np.sort(values[~np.isnan(values)])
     if not len(kept):
         return np.nan, np.nan, np.nan
-    low, high = interval_places(CONFIDENCE, len(kept))
+    low, high = interval_indices(CONFIDENCE, len(kept))
     return quantile(kept, 0.5), float(kept[low]), float(kept[high])
 
 

@@ -85,5 +85,5 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, float]:
     longest = max((points[index] for index in busiest), key=lambda point: len(point.counts))
     point = replace(longest, counts=np.concatenate([points[index].counts for index in busiest]))
     rows = np.flatnonzero(np.isin(life_of, busiest))
-    local = load.arrivals.take(rows) if len(rows) else None  # a prefill worker's requests end elsewhere
+    local = load.arrivals.select(rows) if len(rows) else None  # a prefill worker's requests end elsewhere
     return point, utilization_of(point, load.arrivals, engines[place].config, engines[place].model, local=local)

@@ -56,9 +56,9 @@ def test_records_are_in_order_of_their_ends_with_the_requests_in_flight(
     arrivals = objects(plan_arrivals(Meta(block_size=4), records, config.block_size))
     results = results_of(simulate(arrivals, config, make_model(STEP, config)).runs)
     spans_ms = [(one.arrival_ms, one.end_ms()) for one in results.requests()]
-    found = list(finished_records(results, config.block_size))
-    assert [one.end_ms() for one in found] == sorted(one.end_ms() or 0.0 for one in found)
-    for record in found:
+    result = list(finished_records(results, config.block_size))
+    assert [one.end_ms() for one in result] == sorted(one.end_ms() or 0.0 for one in result)
+    for record in result:
         came_ms = record.arrival_ms
         assert record.concurrency == max(1, sum(begin <= (came_ms or 0.0) < end for begin, end in spans_ms))
 

@@ -219,7 +219,7 @@ class Engine:
     def _hand_over(self) -> None:
         """What the front end on the shared core has finished enters the scheduler at its next step."""
         assert self._core is not None
-        for time_ms, place in self._core.take_done():
+        for time_ms, place in self._core.pop_done():
             self._at(time_ms, _ENTER, place)
 
     def _arrive(self, time_ms: float, place: int) -> None:

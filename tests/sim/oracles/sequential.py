@@ -13,7 +13,7 @@ from tracefile.records.schema import Record
 
 def full_keys(record: Record, chains: Chains) -> list[int]:
     """Return the keys of the blocks that are full at the end."""
-    return chains.begun(record)[: tokens_computed(record) // chains.block_size]
+    return chains.block_keys(record)[: tokens_computed(record) // chains.block_size]
 
 
 def plain_hits(records: Sequence[Record], chains: Chains, usable: int) -> HitCounts:

@@ -228,7 +228,7 @@ def columns(arrivals: Sequence[Arrival]) -> Arrivals:
         parents=parents,
         think_ms=_floats([None if one.parent is None else one.think_ms for one in arrivals]),
         full_blocks=np.array([len(one.hashes) for one in arrivals], np.int64),
-        known=known,
+        hashed_blocks=known,
         hashes=hashes,
         batch=Batch([one.record for one in arrivals]),
         rows=places,

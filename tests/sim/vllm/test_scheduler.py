@@ -73,7 +73,7 @@ def test_a_prompt_is_computed_in_chunks_and_then_decoded_token_by_token() -> Non
     assert free_contents(pool_of(scheduler)) == [None] * 18 + [(1, 0), (0, 0)]
 
 
-def test_blocks_behind_the_known_keys_are_private() -> None:
+def test_blocks_after_the_hashed_keys_are_private() -> None:
     scheduler = engine()
     scheduler.add(request("a", 9, 4, keys=1))
     while scheduler.has_work():
@@ -104,7 +104,7 @@ def test_blocks_can_be_hit_within_the_step_that_fills_them() -> None:
     assert cached(scheduler) == {(0, 0): 2, (1, 0): 2}
 
 
-def test_chunks_become_visible_one_by_one() -> None:
+def test_prefill_chunks_are_cached_one_by_one() -> None:
     scheduler = engine(max_num_batched_tokens=5)
     scheduler.add(request("a", 12, 2))
     b = request("b", 12, 2)
@@ -130,7 +130,7 @@ def test_a_prompt_of_full_blocks_recomputes_its_last() -> None:
     assert pool_of(scheduler).lookup(request("c", 9, 1), 2) == 2
 
 
-def test_admission_needs_the_whole_prompt_to_fit_and_the_head_blocks_the_rest() -> None:
+def test_admission_needs_blocks_for_the_complete_prompt_and_the_head_blocks_the_queue() -> None:
     scheduler = engine(usable=6, max_num_batched_tokens=4)
     scheduler.add(request("a", 4, 12, family=1))
     run_step(scheduler)
@@ -304,7 +304,7 @@ def test_settings_no_engine_could_have_are_refused() -> None:
         EngineConfig(num_gpu_blocks=1)
 
 
-def test_a_prompt_whose_log_probabilities_are_asked_for_is_computed_whole_and_cached_a_second_time() -> None:
+def test_a_prompt_with_log_probabilities_is_computed_completely_and_cached_again() -> None:
     scheduler = engine()
     scheduler.add(request("a", 9, 1))
     assert run_step(scheduler) == [("a", 9, 0)]
