@@ -34,7 +34,7 @@ def refusal(command: str, argv: Sequence[str], capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("command", [*PROGRAMS, *COMMANDS])
-def test_every_command_tells_its_version(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_version(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome(command, ["--version"], capsys) == (0, f"kvtape {VERSION}\n", "")
 
 
@@ -73,7 +73,7 @@ def test_a_missing_command_is_one_line(program: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("key", FLAGS)
-def test_a_flag_that_is_gone_is_refused_with_what_to_use(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_removed_flag_error_has_its_replacement(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     command, _, flag = key.rpartition(" ")
     assert refusal(command, [flag], capsys).startswith(f"{command}: error: {flag}: {FLAGS[key]}")
 
@@ -89,7 +89,7 @@ def test_a_flag_that_is_gone_is_refused_with_what_to_use(key: str, capsys: pytes
         ),
     ],
 )
-def test_a_wrong_value_is_refused_with_a_right_one(
+def test_wrong_value_error_suggests_a_valid_value(
     command: str, argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refusal(command, argv, capsys) == f"{command}: error: {said}"

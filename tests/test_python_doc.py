@@ -84,7 +84,7 @@ def test_keywords_become_flags() -> None:
     ]
 
 
-def test_bad_input_is_the_command_s_own_line(tmp_path: Path) -> None:
+def test_python_errors_equal_command_errors(tmp_path: Path) -> None:
     with pytest.raises(kvtape.InputError, match=r"^--paralel: .*did you mean --parallel\?"):
         kvtape.run_load("http://127.0.0.1:1", tmp_path / "t.jsonl", paralel=8)
     with pytest.raises(kvtape.InputError, match="num_gpu_block: no setting of the engine; expected num_gpu_blocks"):
@@ -114,7 +114,7 @@ class Interrupted:
         self.signals.append(number)
 
 
-def test_ctrl_c_lets_the_run_end_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_completes_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtape.runs.subprocess.Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_json("loadgen", [])
