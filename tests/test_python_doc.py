@@ -37,7 +37,7 @@ def test_the_page_runs(folder: Path, sim_server: str) -> None:
         with contextlib.redirect_stdout(told):
             exec(compile(code.replace("http://127.0.0.1:8000", sim_server), "docs/python.md", "exec"), names)
         assert not expected or told.getvalue() == expected
-    assert [row.kind for row in names["found"].points] == ["measured", "capture", "scenario", "scenario"]
+    assert [row.kind for row in names["grid"].points] == ["measured", "capture", "scenario", "scenario"]
     # A run's own ending has the same numbers, but for the cache's size, which takes a compiler to count.
     again = kvtape.measure_trace("load.jsonl.zst")
     assert names["load"].metrics == msgspec.structs.replace(again, cache=None)
@@ -87,7 +87,7 @@ def test_keywords_become_flags() -> None:
 def test_python_errors_equal_command_errors(tmp_path: Path) -> None:
     with pytest.raises(kvtape.InputError, match=r"^--paralel: .*did you mean --parallel\?"):
         kvtape.run_load("http://127.0.0.1:1", tmp_path / "t.jsonl", paralel=8)
-    with pytest.raises(kvtape.InputError, match="num_gpu_block: no setting of the engine; expected num_gpu_blocks"):
+    with pytest.raises(kvtape.InputError, match="num_gpu_block: not an engine setting; expected num_gpu_blocks"):
         kvtape.forecast(CAPTURE, "model.json", [kvtape.Scenario({"num_gpu_block": 600})])
     with pytest.raises(kvtape.InputError, match="bootstrap: -1; expected 0 or more"):
         kvtape.fit_model([CAPTURE], "model.json", bootstrap=-1)
