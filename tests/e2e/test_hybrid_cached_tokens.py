@@ -138,7 +138,7 @@ def test_cached_tokens_over_http_are_vllms(tmp_path: Path) -> None:
         *(word for name, value in settings.items() for word in (f"--{name}", str(value))),
     ]
     asked = [[one] for batch in batches(random.Random(5)) for one in batch]
-    with running_vllm(shape, tmp_path / "vllm.log", extra=extra, own_core=False) as url:
+    with running_vllm(shape, tmp_path / "vllm.log", extra=extra, pinned=False) as url:
         found = [[complete(url, one)] for (one,) in asked]
     cached = cached_here("window(256):32*5+full:32", asked, found)
     assert cached == [answer["cached"] for (answer,) in found]
