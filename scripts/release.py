@@ -124,7 +124,7 @@ def even_times(sdist: Path, epoch: int) -> None:
 
 
 def verify(files: Sequence[Path], python: str) -> None:
-    """Rewrite an sdist sorted by name, with one timestamp and no owner; setuptools copies both."""
+    """Install wheel and sdist without extras, each in an empty environment, and run ``--version`` of all commands."""
     for path in files:
         with tempfile.TemporaryDirectory() as folder:
             run(["uv", "venv", "--quiet", "--python", python, folder])
