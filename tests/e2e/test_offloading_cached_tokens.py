@@ -100,7 +100,7 @@ def ours(seen: list[tuple[list[int], list[int], int]]) -> tuple[list[int], TierT
 
 
 @pytest.mark.timeout(600)
-def test_cached_tokens_are_those_of_vllms_connector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_tokens_equal_vllms_offloading_connector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = os.environ.get("KVTAPE_VLLM_MODEL")
     if not model:
         pytest.skip("KVTAPE_VLLM_MODEL names no model; `make test-vllm` starts vLLM")
