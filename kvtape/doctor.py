@@ -147,8 +147,8 @@ def _clock(ahead_s: float | None) -> Check:
     if is_set:
         return Check("clock", "ok", f"{text}, set by a time server")
     if is_set is None or _in_container():
-        reason = "the kernel does not report it" if is_set is None else "containers cannot see the host's time service"
-        unknown = f"synchronization unknown, because {reason}; run timedatectl on the host"
+        where = "on this system" if is_set is None else "in a container"
+        unknown = f"synchronization unknown {where}; run timedatectl on the host"
         return Check("clock", "ok", f"{text}; {unknown}")
     return Check(
         "clock", "look", f"{text}, not synchronized: traces of several hosts may not align", "start chrony or NTP"
