@@ -89,7 +89,7 @@ def test_flags_that_do_not_fit_together_are_refused_by_name(flags: list[str], sa
     [
         (["--workers", "0"], "--workers: '0'; expected a whole number above 0"),
         *((["--keep-header", name], "may hold a secret") for name in ("Authorization", "Set-Cookie", "x-auth-TOKEN")),
-        (["--file-mode", "0600"], "--file-mode: a rare setting; expected file-mode in [tap] of a --config file"),
+        (["--file-mode", "0600"], "--file-mode: expected file-mode in table [tap] of a --config file"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_flag(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
