@@ -1,4 +1,4 @@
-"""Host memory behind the pool: answers by hand, and laws of conservation."""
+"""KV cache offloading to host memory: answers by hand, and laws of conservation."""
 
 import random
 from typing import Any
