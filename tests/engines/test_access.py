@@ -38,7 +38,7 @@ def test_messages_have_anthropics_headers_and_its_own_host_gets_no_bearer() -> N
     [
         (["--api-key-env", "NONE"], r"--api-key-env: \$NONE is not set; expected the name of an environment"),
         (["--api-key-env", "canary"], "--api-key-env: this variable is not set; expected"),
-        (["--header", "canary"], "--header: no header's name; expected NAME: VALUE"),
+        (["--header", "canary"], "--header: invalid header name; expected NAME: VALUE"),
         (["--header", "Cookie: canary"], "--header Cookie: may hold a secret.*; expected --header-env Cookie=VARIABLE"),
         (["--ca", "gone.pem"], "--ca gone.pem: No such file"),
     ],
@@ -54,6 +54,6 @@ def test_a_refusal_names_the_variable_and_no_text_shows_a_value() -> None:
         "HTTP 401 without a key; expected one in $OPENAI_API_KEY, or the variable of --api-key-env"
     )
     assert access(api="messages").refusal(403) == (
-        "HTTP 403 with the key that was sent; expected a key that it takes in $ANTHROPIC_API_KEY"
+        "HTTP 403 with the key that was sent; expected a valid key in $ANTHROPIC_API_KEY"
     )
     assert repr(access()) == "Access(Authorization)"

@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from engines.access import Access
-from engines.calls import BlockingCalls, CallError, most_bytes
+from engines.calls import BlockingCalls, CallError, max_page_bytes
 from engines.facts import MAX_METRICS, describe_engine, parse_metrics
 from tracefile.records.schema import Engine
 from wire.tls import Tls
@@ -80,7 +80,7 @@ def engine(response: Callable[[socket.socket], Iterator[bytes]]) -> Iterator[str
 @pytest.mark.parametrize("path", ["/metrics", "/v1/models"])
 def test_a_body_without_end_is_read_to_its_bound_only(path: str) -> None:
     with engine(endless_body) as url, BlockingCalls(url, 30.0) as caller:
-        with pytest.raises(CallError, match=f"beyond {most_bytes(path)} bytes") as caught:
+        with pytest.raises(CallError, match=f"beyond {max_page_bytes(path)} bytes") as caught:
             caller.get(path)
         [reply] = [entry.locals["reply"] for entry in caught.traceback if "reply" in entry.locals]
         assert not reply._body, "what was read is let go at once, whoever holds the error"
@@ -145,7 +145,7 @@ def test_a_client_certificate_is_asked_for_by_name_and_taken(tmp_path: Path) -> 
     assert b"\r\nX-Key: k\r\n" in heads[0]
     with BlockingCalls(url, 10.0, Access((), Tls(ca))) as caller, pytest.raises(CallError) as error:
         caller.get("/version")
-    assert str(error.value) == "TLS: the server refused after the handshake; expected --cert and --key that it takes"
+    assert str(error.value) == "TLS: the server refused after the handshake; expected a valid --cert and --key"
     thread.join()
     listener.close()
 

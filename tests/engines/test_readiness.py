@@ -9,7 +9,7 @@ from engines.detection import DIALECTS, Recognised
 from engines.dialect import Dialect, Response
 from engines.facts import EngineFacts, read_facts
 from engines.llamacpp import LLAMA_CPP
-from engines.readiness import Target, with_cache
+from engines.readiness import Target, probe_cache
 from engines.sglang import SGLANG
 from engines.trtllm import TENSORRT_LLM
 from engines.vllm import VLLM
@@ -41,7 +41,7 @@ class Answers:
 
 
 def asked(control: Any, dialect: Dialect, facts: EngineFacts) -> Target:
-    return with_cache(control, target(dialect, facts))
+    return probe_cache(control, target(dialect, facts))
 
 
 def target(dialect: Dialect, facts: EngineFacts, reports_cached: bool | None = None) -> Target:

@@ -143,7 +143,11 @@ def test_adapters_are_named_as_each_engine_knows_them(
 @pytest.mark.parametrize(
     ("name", "set_up", "message"),
     [
-        ("vllm", {"busy": True}, "POST /reset_prefix_cache did not succeed; expected an engine with nothing in flight"),
+        (
+            "vllm",
+            {"busy": True},
+            "POST /reset_prefix_cache failed; expected an engine without requests in flight",
+        ),
         (
             "llamacpp",
             {"saves": False},

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.dialect import DialectName
-from tap.ipc.messages import Endpoint, ExchangeCopy
+from tap.ipc.messages import CapturedExchange, Endpoint
 from tap.prompts.prompt import PromptHasher
 from tap.proxy.capture_buffer import recorded_endpoint
-from tap.recorder.recording import MadeRecord, RecordMaker
+from tap.recorder.recording import RecordBuilder, RecordResult
 from tracefile.analysis.checking import check_gaps, check_hashes, check_signs, check_times, check_tokens
 from tracefile.hashing.blockhash import BlockHasher, keyed_id
 from tracefile.hashing.hashkey import HashKey
@@ -55,12 +55,12 @@ def chain(ids: Sequence[int], model: str = "m") -> list[int]:
     return hashes
 
 
-def maker(tokenizer: Any = None, **settings: Any) -> RecordMaker:
+def maker(tokenizer: Any = None, **settings: Any) -> RecordBuilder:
     prompts = PromptHasher(KEY, "xxh3_64", BLOCK, tokenizer=tokenizer)
-    return RecordMaker(KEY, prompts, epoch_ns=0, hash_model=None, **settings)
+    return RecordBuilder(KEY, prompts, epoch_ns=0, hash_model=None, **settings)
 
 
-def exchange(endpoint: Endpoint, body: Any, answer: Any, **fields: Any) -> ExchangeCopy:
+def exchange(endpoint: Endpoint, body: Any, answer: Any, **fields: Any) -> CapturedExchange:
     """An answer that is a list is a stream: each of its events comes with a read of its own, 1 ms after the other."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     if isinstance(answer, list):
@@ -72,13 +72,13 @@ def exchange(endpoint: Endpoint, body: Any, answer: Any, **fields: Any) -> Excha
     settings: dict[str, Any] = {
         "endpoint": endpoint, "arrival_ns": 0, "end_ns": 99_000_000, "concurrency": 1, "request_headers": {},
         "request_body": [data], "http_status": 200, "response_headers": {"content-type": content_type},
-        "response_reads": reads, "response_whole": True, "last_reads": [], "outcome": "ok", "error_kind": None,
+        "response_reads": reads, "response_complete": True, "last_reads": [], "outcome": "ok", "error_kind": None,
     }  # fmt: skip
-    return ExchangeCopy(**(settings | fields))
+    return CapturedExchange(**(settings | fields))
 
 
-def made(endpoint: Endpoint, body: Any, answer: Any, tokenizer: Any = None, **fields: Any) -> MadeRecord:
-    return maker(tokenizer or LetterTokenizer()).make(exchange(endpoint, body, answer, **fields))
+def made(endpoint: Endpoint, body: Any, answer: Any, tokenizer: Any = None, **fields: Any) -> RecordResult:
+    return maker(tokenizer or LetterTokenizer()).build(exchange(endpoint, body, answer, **fields))
 
 
 def responses_usage(prompt: int, output: int, cached: int) -> dict[str, Any]:
@@ -286,9 +286,9 @@ def test_sglang_leaves_out_a_zero_and_only_a_trace_that_shows_it_reports_is_read
     recorder = maker(dialect=dialect)
     body = {"model": "m", "prompt": [1, 2, 3, 4]}
     answers = [usage_of(None), usage_of({"cached_tokens": 3}), usage_of(None)]
-    records = [recorder.make(exchange("/v1/completions", body, answer)).record for answer in answers]
+    records = [recorder.build(exchange("/v1/completions", body, answer)).record for answer in answers]
     assert [record.cached_tokens for record in records] == expected
-    failed = recorder.make(exchange("/v1/completions", body, {"error": {}}, http_status=500)).record
+    failed = recorder.build(exchange("/v1/completions", body, {"error": {}}, http_status=500)).record
     assert failed.cached_tokens is None, "no usage, no count"
 
 
@@ -297,9 +297,9 @@ def test_kept_headers_the_upstream_and_what_was_injected_are_in_the_record() -> 
     body, answer = {"model": "m", "prompt": [1, 2, 3, 4]}, usage_of(None)
     headers = {"x-team": "search", "x-request-id": "r"}
     copy = exchange("/v1/completions", body, answer, request_headers=headers, upstream="http://b:1", injected=["usage"])
-    record = recorder.make(copy).record
+    record = recorder.build(copy).record
     assert (record.headers, record.upstream, record.injected) == ({"x-team": "search"}, "http://b:1", ["usage"])
-    plain = recorder.make(exchange("/v1/completions", body, answer)).record
+    plain = recorder.build(exchange("/v1/completions", body, answer)).record
     assert (plain.headers, plain.upstream, plain.injected) == (None, None, None)
 
 
@@ -324,7 +324,7 @@ def test_a_cut_stream_without_usage_has_no_count_of_output_tokens() -> None:
     """The copy has the stream's beginning and its end: the tokens between are not counted, and unknown is not 0."""
     body, event = {"model": "m", "prompt": [1, 2, 3, 4], "stream": True}, {"choices": [{"index": 0, "text": "x"}]}
     end = [(98_000_000, b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(event).encode())]
-    cut = made("/v1/completions", body, [event, event], response_whole=False, last_reads=end).record
+    cut = made("/v1/completions", body, [event, event], response_complete=False, last_reads=end).record
     assert (cut.status, cut.ttft_ms, cut.itl_ms) == ("ok", 1.0, [])
     assert (cut.prompt_tokens, cut.output_tokens, cut.tokens_source) == (4, None, "tokenizer")
     whole = made("/v1/completions", body, [event, event]).record
@@ -359,7 +359,7 @@ JSON = st.recursive(
 @given(endpoint=st.sampled_from(sorted(ENDPOINTS)), body=JSON, answer=JSON | st.lists(JSON) | st.binary())
 def test_whatever_is_sent_has_a_record_that_can_be_written(endpoint: str, body: Any, answer: Any) -> None:
     for recorder in (maker(LetterTokenizer()), maker()):
-        record = recorder.make(exchange(endpoint, body, answer)).record
+        record = recorder.build(exchange(endpoint, body, answer)).record
         assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(record)), Record) == record
         assert_checked(record)
 
@@ -427,7 +427,7 @@ def test_a_long_cache_salt_is_kept_nowhere() -> None:
         for number in range(20):
             body = {"model": "m", "prompt": "a prompt of some words", "cache_salt": f"{number}" + "s" * 200_000}
             chains.add(
-                tuple(recorder.make(exchange("/v1/completions", body, usage_of(None))).record.block_hashes or ())
+                tuple(recorder.build(exchange("/v1/completions", body, usage_of(None))).record.block_hashes or ())
             )
 
     assert bytes_held_after(record_salts) - before < 1_000_000

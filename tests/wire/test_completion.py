@@ -3,7 +3,7 @@
 import pytest
 
 from wire.answer import parse_answer
-from wire.completion import Completion, parse_whole
+from wire.completion import Completion, parse_body
 
 CHAT_ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CHAT_WORD = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -41,7 +41,7 @@ def test_a_token_comes_with_the_read_that_completes_its_event() -> None:
         assert completion.first_token_ns == 20
     # Two events in one read are one gap of two tokens.
     completion = parsed(reads((10, CHAT_WORD), (30, CHAT_WORD + CHAT_WORD)), stream=True)
-    assert (completion.gaps_ns, completion.gap_tokens, completion.seen_tokens) == ([20], [2], 3)
+    assert (completion.gaps_ns, completion.gap_tokens, completion.streamed_tokens) == ([20], [2], 3)
 
 
 def test_token_ids_count_where_the_engine_sends_them_even_without_text() -> None:
@@ -85,7 +85,7 @@ def streamed(events: list[bytes], usage_tokens: int) -> tuple[int, list[int]]:
     """Tokens of the first read and of each later one, where each event is a read and usage counts so many."""
     usage = b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n' % usage_tokens
     completion = parsed(reads(*enumerate([*events, usage, DONE])), stream=True)
-    assert completion.seen_tokens == usage_tokens
+    assert completion.streamed_tokens == usage_tokens
     return completion.first_tokens, completion.gap_tokens
 
 
@@ -119,5 +119,5 @@ def test_what_engines_are_free_with_is_read_all_the_same(body: bytes, text: str)
 
 def test_sglangs_name_of_the_ids_in_whole_chats() -> None:
     body = b'{"choices":[{"message":{"content":"ab"},"prompt_token_ids":[1,2],"response_token_ids":[3,4]}]}'
-    completion = parse_whole(body)
+    completion = parse_body(body)
     assert (completion.prompt_token_ids, completion.token_ids) == ([1, 2], [3, 4])

@@ -63,7 +63,7 @@ def test_an_event_of_many_reads_costs_its_bytes_once(monkeypatch: pytest.MonkeyP
             return super().find(sub, start)
 
     stream = EventStream()
-    monkeypatch.setattr(stream, "_rest", Counting())
+    monkeypatch.setattr(stream, "_pending", Counting())
     event = b"data: " + b"x" * 16_000_000
     pieces = [event[at : at + 2_000] for at in range(0, len(event), 2_000)] + [b"\n", b"\n"]
     events = [found for piece in pieces for found in stream.feed(piece)]

@@ -55,7 +55,7 @@ def test_alive_is_not_ready() -> None:
     assert answer.status.startswith(b"503")
     assert json.loads(answer.body) == {
         "ready": False,
-        "reasons": ["no worker is up", "no upstream has been tried yet"],
+        "reasons": ["no worker is up", "no upstream was probed yet"],
         "not_recording": ["the recorder is down"],
     }
 
@@ -65,7 +65,7 @@ def test_alive_is_not_ready() -> None:
     [
         ({}, {UPSTREAM: True}, []),
         ({}, {UPSTREAM: False, "http://other": True}, []),  # one of them is enough
-        ({}, {UPSTREAM: False}, ["no upstream takes connections"]),
+        ({}, {UPSTREAM: False}, ["no upstream accepts connections"]),
         ({"workers_up": 0, "draining": True}, {UPSTREAM: True}, ["the tap is draining", "no worker is up"]),
         ({"recorder_up": False}, {UPSTREAM: True}, []),  # a tap that serves stays in service
     ],
@@ -82,7 +82,7 @@ def test_ready_when_it_can_serve_and_what_speaks_against_it(
     ("changes", "reasons"),
     [
         ({"recorder_silent_s": 14.0}, []),
-        ({"recorder_silent_s": 60.0}, ["the recorder has been silent for 60 s"]),
+        ({"recorder_silent_s": 60.0}, ["no report of the recorder for 60 s"]),
         ({"recorder_up": False}, ["the recorder is down"]),
         (
             {"progress": msgspec.structs.replace(PROGRESS, writing=False)},

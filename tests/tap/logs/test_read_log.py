@@ -98,15 +98,15 @@ def test_a_log_without_times_keeps_its_order_and_says_so(tmp_path: Path, capsys:
     records = read(tmp_path, chat("a"), {"note": "no request"}, chat("b"))
     assert [found.arrival_ms for found in records] == [0.0, 2000.0]
     said = capsys.readouterr().err
-    assert "1 rows left out: no request body" in said
-    assert "no times in the log: requests stand a second apart" in said
+    assert "1 rows skipped: no request body" in said
+    assert "no times in the log: requests are spaced 1 s apart" in said
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"note": 1}], "no request in it; expected rows with a prompt, messages or input"),
-        ([{"ts": AT_S, "body": chat("a")}, {"ts": AT_S - 1, "body": chat("b")}], ":2: earlier than the row"),
+        ([{"note": 1}], "no requests; expected rows with a prompt, messages or input"),
+        ([{"ts": AT_S, "body": chat("a")}, {"ts": AT_S - 1, "body": chat("b")}], ":2: earlier than the previous row"),
         ([{"ts": AT_S, "end_time": AT_S - 1, "body": chat("a")}], ":1: ends before it starts"),
     ],
 )  # fmt: skip
@@ -116,7 +116,7 @@ def test_a_bad_log_is_named(tmp_path: Path, rows: list[Any], message: str) -> No
 
 
 def test_an_engine_cannot_be_asked(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="a log has no engine to ask"):
+    with pytest.raises(InputError, match="a log has no engine"):
         read(tmp_path, chat("a"), tokenizer="engine")
 
 

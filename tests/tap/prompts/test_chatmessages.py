@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tap.prompts.chatmessages import UntokenizableError, template_messages, template_tools, walks_content
+from tap.prompts.chatmessages import UntokenizableError, iterates_content, template_messages, template_tools
 
 STRINGS = "{% for m in messages %}{{ m.role }}{{ m['content'] }}{% endfor %}"
 PARTS = "{% for m in messages %}{% for part in m['content'] %}{{ part.text }}{% endfor %}{% endfor %}"
@@ -19,7 +19,7 @@ PARTS = "{% for m in messages %}{% for part in m['content'] %}{{ part.text }}{% 
     ],
 )
 def test_a_template_that_walks_over_content_gets_parts(template: str, walks: bool) -> None:
-    assert walks_content(template) is walks
+    assert iterates_content(template) is walks
 
 
 def test_content_is_joined_for_one_template_and_kept_apart_for_the_other() -> None:

@@ -76,7 +76,7 @@ def test_a_texts_ids_are_those_of_a_whole_encoding(model: Any, whole: Callable[[
     assert model.segments is not None
     for _ in range(2):  # the second time from what is kept
         assert list(model.encode_text(text, add_special_tokens=False)) == whole(text)
-    assert list(model.encode_text(text, add_special_tokens=True)) == list(model._encode_whole(text, special=True))
+    assert list(model.encode_text(text, add_special_tokens=True)) == list(model._encode_uncached(text, special=True))
     model.segments.recent.check_integrity()
 
 

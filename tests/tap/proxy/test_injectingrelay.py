@@ -188,7 +188,7 @@ def test_a_body_that_must_stay_as_it_is_stays(lab: Any, headers: bytes, reason: 
         async with lab.tap(script, inject=BOTH) as (tap, upstream):
             await tap.post(TEXT, sent, headers)
             assert upstream.requests[0].body == sent
-            assert tap.relays.passed_by == {reason: 1}
+            assert tap.relays.skipped == {reason: 1}
 
     asyncio.run(scenario())
     assert not lab.records[0].injected
@@ -211,7 +211,7 @@ def test_a_body_too_large_to_be_copied_passes_untouched(lab: Any, chunked: bool)
                 await tap.post(TEXT, body)
             assert upstream.requests[0].body == body
             assert bool(upstream.requests[0].values(b"transfer-encoding")) == chunked
-            assert tap.relays.passed_by == {"request_larger_than_the_copy": 1}
+            assert tap.relays.skipped == {"request_larger_than_the_copy": 1}
 
     asyncio.run(scenario())
     [record] = lab.records
@@ -253,7 +253,7 @@ def test_an_answer_compressed_all_the_same_passes_as_it_is_and_is_counted(lab: A
         async with lab.tap(script, inject=BOTH) as (tap, _):
             response = await tap.post(TEXT, REQUESTS[TEXT] | {"stream": True})
             assert response.raw_body == packed
-            assert tap.relays.passed_by == {"response_encoded": 1}
+            assert tap.relays.skipped == {"response_encoded": 1}
 
     asyncio.run(scenario())
 
@@ -298,7 +298,7 @@ def test_an_upstream_that_dies_leaves_a_cut_response_and_no_half_event(lab: Any)
     ("given", "learnt", "wanted", "complaint"),
     [
         (None, None, {"usage"}, "expected --dialect"),
-        (None, "llamacpp", BOTH, "--inject token-ids,usage: llamacpp refuses it, or returns none"),
+        (None, "llamacpp", BOTH, "--inject token-ids,usage: not supported by llamacpp"),
     ],
 )
 def test_an_engine_that_cannot_be_asked_or_told_apart_is_refused_at_start(
@@ -368,9 +368,9 @@ def test_auto_adds_what_each_engine_takes_and_its_client_sees_none_of_it(lab: An
     assert b'"usage"' not in response
     assert (b'"token_ids": [' in response) == (name in ("trtllm", "sglang")), "their own are their own"
     notes = {
-        "trtllm": "note: --inject auto asks for nothing: trtllm refuses unknown fields",
-        "openai": "note: --inject auto asks for nothing: no engine is recognised; --dialect NAME",
+        "trtllm": "note: --inject auto injects nothing: not supported by trtllm",
+        "openai": "note: --inject auto injects nothing: engine not detected; expected --dialect NAME",
     }
     assert ("--inject" in tap.errors) == (name in notes)
     assert notes.get(name, "") in tap.errors
-    assert (" · asks for " in tap.output) == (name in ADDED)
+    assert (" · injects " in tap.output) == (name in ADDED)

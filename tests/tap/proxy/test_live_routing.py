@@ -51,7 +51,7 @@ def test_prompts_with_one_start_go_where_it_was_and_their_bytes_are_unchanged(la
                 assert set(names.values()) == {3}, "a prompt's turns stay together"
             assert sorted(request.body for one in started for request in one.requests) == sorted(bodies)
             assert idle(tap)
-            assert sum(one.hit_keys for one in tap.relays.upstreams.all) > 0
+            assert sum(one.hit_blocks for one in tap.relays.upstreams.all) > 0
 
     asyncio.run(scenario())
     assert len(lab.records) == len(bodies)
@@ -84,7 +84,9 @@ def test_a_slow_upload_is_routed_by_what_has_come(lab: Any) -> None:
             assert raw.startswith(b"HTTP/1.1 200")
             [request] = [request for one in started for request in one.requests]
             assert request.body == body
-            assert sum(one.told_keys for one in tap.relays.upstreams.all) == 3, "pieces of 512 bytes of the first 2000"
+            assert sum(one.prompt_blocks for one in tap.relays.upstreams.all) == 3, (
+                "pieces of 512 bytes of the first 2000"
+            )
             assert idle(tap)
 
     asyncio.run(scenario())
@@ -193,7 +195,7 @@ def test_no_session_moves_because_of_what_the_table_lost(policy: str, random: An
         lines = f"X-Session-ID: {session}\r\nContent-Length: 40000\r\n"
         asked = parse_request_head(f"POST / HTTP/1.1\r\nHost: t\r\n{lines}\r\n".encode())
         home = homes.get(session)
-        known = home is not None and 8 * home.table.overlap(keys) >= 7 * len(keys)
+        known = home is not None and 8 * home.prefix_table.overlap(keys) >= 7 * len(keys)
         assignment = upstreams.pick(asked, keys)
         assert not known or assignment.upstream is home
         homes[session] = assignment.upstream
@@ -213,7 +215,7 @@ def test_sessions_that_differ_behind_the_bytes_that_were_read_stay_where_they_ar
         upstreams = Upstreams([entry(0), entry(1)], live_policy(policy))
         first, other = upstreams.all
         for one in upstreams.all:
-            one.table.add(keys)
+            one.prefix_table.add(keys)
         sent = []
         for number in range(2):  # at once, so that they part
             sent.append(upstreams.pick(asked(f"s{number}"), keys))
@@ -227,7 +229,7 @@ def test_sessions_that_differ_behind_the_bytes_that_were_read_stay_where_they_ar
                 again.begin()
                 again.end()
                 assert again.upstream is before.upstream, policy
-        assert sum(one.hit_keys for one in upstreams.all) <= sum(one.told_keys for one in upstreams.all)
+        assert sum(one.hit_blocks for one in upstreams.all) <= sum(one.prompt_blocks for one in upstreams.all)
         gone = sent[0].upstream
         left = upstreams.pick(asked("s0"), keys, [gone])
         left.begin()

@@ -138,7 +138,7 @@ def test_a_fault_in_the_account_of_upstreams_costs_no_record() -> None:
     submitted: list[Any] = []
     relay: Any = Relay.__new__(Relay)
     relay._ended, relay._unsent, relay._assignment = False, [], SimpleNamespace(end=fail)
-    relay._copy = copy = SimpleNamespace(request_bytes=1, response_bytes=2)
+    relay._capture = copy = SimpleNamespace(request_bytes=1, response_bytes=2)
     link = SimpleNamespace(submit=lambda *found: submitted.append(found))
     relay._relays = relays = SimpleNamespace(in_flight=1, bytes_in=0, bytes_out=0, link=link)
     with pytest.raises(ValueError, match=r"^$"):

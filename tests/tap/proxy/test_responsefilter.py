@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engines.dialect import DialectName
 from tap.ipc.settings import Injection
-from tap.proxy.responsefilter import EventCutter, ResponseFilter
+from tap.proxy.responsefilter import EventSplitter, ResponseFilter
 from tests.tap.proxy import vllm_rendering as vllm
 
 # Texts that look like what is looked for: names, events, escapes.
@@ -173,11 +173,11 @@ def test_an_endless_event_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     at=st.lists(st.integers(0, 60), max_size=10),
 )
 def test_cut_events_are_the_stream_and_end_where_whole_ones_do(stream: bytes, at: list[int]) -> None:
-    cutter, at_once = EventCutter(), EventCutter()
+    cutter, at_once = EventSplitter(), EventSplitter()
     pieces = [event for read in cut(stream, at) for event in cutter.feed(read)]
     whole = at_once.feed(stream)
-    assert b"".join(whole) + at_once.rest() == stream
-    assert b"".join(pieces) + cutter.rest() == stream
+    assert b"".join(whole) + at_once.flush() == stream
+    assert b"".join(pieces) + cutter.flush() == stream
     assert pieces == whole
 
 

@@ -160,7 +160,7 @@ def test_sighup_reads_the_upstreams_again_and_a_bad_file_changes_nothing(lab: An
 
                 file.write_text(f"http://127.0.0.1:{second.port}\nnonsense\n")
                 tap.process.send_signal(signal.SIGHUP)
-                assert "nonsense" in await tap.said("UPSTREAMS STAY")
+                assert "nonsense" in await tap.said("UPSTREAMS DO NOT CHANGE")
                 for _ in range(4):
                     await tap.post("/v1/completions", COMPLETION)
                 assert (len(first.requests), len(second.requests)) == (5, 0)

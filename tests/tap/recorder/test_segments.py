@@ -193,7 +193,7 @@ def test_a_trace_that_is_being_written_is_not_resumed(path: Path) -> None:
         trace = SegmentedTrace(path, META, rotate_bytes=rotate)
         write(trace, range(3))
         trace.flush()
-        with pytest.raises(InputError, match="another process is writing it"):
+        with pytest.raises(InputError, match="another process is writing to it"):
             SegmentedTrace(path, LATER, rotate_bytes=rotate, resume=True)
         write(trace, range(3, 5))
         assert trace.close()

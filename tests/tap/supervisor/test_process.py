@@ -164,7 +164,7 @@ def test_the_taps_own_calls_have_its_key_and_relayed_requests_the_clients(
                 **dict.fromkeys((b"/version", b"/metrics", b"/v1/models", b"/tokenize"), own),
                 b"/v1/completions": [b"Bearer canary-client"],
             }
-            assert "/v1/models: HTTP 401 with the key that was sent; expected a key that it takes in" in tap.errors
+            assert "/v1/models: HTTP 401 with the key that was sent; expected a valid key in" in tap.errors
             assert b"canary" not in written_in(lab.folder) + arguments + (tap.output + tap.errors).encode()
 
     asyncio.run(scenario())

@@ -52,7 +52,7 @@ def test_the_v1_of_a_base_url_is_that_of_the_paths(
 ) -> None:
     settings = read_settings(["--upstream", url, *WITHOUT_UPSTREAM])
     assert settings.upstreams == (Origin("http", "h", 8000, base_path),)
-    said = f"tap: --upstream {url}: /v1 is left out, since it is in the clients' paths\n"
+    said = f"tap: --upstream {url}: /v1 ignored: clients send it in their paths\n"
     assert capsys.readouterr().err == (said if "v1" in url else "")
 
 
@@ -60,7 +60,7 @@ def test_the_v1_of_a_base_url_is_that_of_the_paths(
     ("text", "said"),
     [
         pytest.param("http://a:1\nftp://b\n", "upstreams:2", id="no URL"),
-        pytest.param("http://a:1\nhttp://a:1/\n", "upstreams:2: http://a:1 is named twice", id="twice"),
+        pytest.param("http://a:1\nhttp://a:1/\n", "upstreams:2: http://a:1 is listed twice", id="twice"),
     ],
 )
 def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | None, said: str) -> None:
@@ -73,8 +73,8 @@ def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | No
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--upload", "s3://bucket"], "expected --rotate-mb or --rotate-age beside it"),
-        (["--inject", "usage", "--dialect", "trtllm"], "--inject usage: trtllm refuses it"),
+        (["--upload", "s3://bucket"], "expected --rotate-mb or --rotate-age, too"),
+        (["--inject", "usage", "--dialect", "trtllm"], "--inject usage: not supported by trtllm"),
         (["--upstreams", "x"], "both were given; expected exactly one of the two"),
     ],
 )
@@ -89,7 +89,7 @@ def test_flags_that_do_not_fit_together_are_refused_by_name(flags: list[str], sa
     [
         (["--workers", "0"], "--workers: '0'; expected a whole number above 0"),
         *((["--keep-header", name], "may hold a secret") for name in ("Authorization", "Set-Cookie", "x-auth-TOKEN")),
-        (["--file-mode", "0600"], "--file-mode: a rare setting; expected file-mode in [tap] of a --config file"),
+        (["--file-mode", "0600"], "--file-mode: expected file-mode in table [tap] of a --config file"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_flag(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,5 +117,5 @@ def test_an_upstream_alone_is_enough(tmp_path: Path) -> None:
     assert settings.tokenizer == "auto"
     (tmp_path / "tap.jsonl.zst").touch()
     assert read_settings(["--upstream", "http://a:1"]).trace == "tap-2.jsonl.zst"
-    with pytest.raises(InputError, match="--resume: without --output; expected the trace to go on with"):
+    with pytest.raises(InputError, match="--resume: needs --output; expected the trace to continue"):
         read_settings(["--upstream", "http://a:1", "--resume"])

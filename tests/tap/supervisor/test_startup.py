@@ -63,7 +63,7 @@ def probed(
         (VLLM, {"prompt": [7]}, "engine", ""),
         (LLAMA_CPP, {"content": [7]}, "engine", ""),
         # llama.cpp answers vLLM's question with no tokens, as do servers that know neither.
-        (VLLM, {"content": [7]}, "ids", " (the engine's /tokenize finds no tokens in a text)"),
+        (VLLM, {"content": [7]}, "ids", " (the engine's /tokenize returns no tokens for a text)"),
         (LLAMA_CPP, LOADING, "engine", " (still loading)"),
     ],
 )

@@ -143,7 +143,7 @@ def test_a_second_signal_cuts_what_the_first_let_go_on(lab: Any) -> None:
             await tap.end()
             assert not (await in_flight).endswith(b"0\r\n\r\n")
             assert tap.code == 0
-            assert "1 responses were cut" in tap.errors
+            assert "1 responses were aborted" in tap.errors
 
     asyncio.run(scenario())
     [record] = lab.records
