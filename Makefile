@@ -1,4 +1,4 @@
-# Everything a newcomer needs. Each target makes what it needs first; nothing is installed outside .venv and the user's cache.
+# Each target first installs its requirements, only into .venv and the user's cache.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 VENV := .venv
@@ -6,13 +6,13 @@ PY := $(VENV)/bin/python
 
 .PHONY: demo demo-vllm test test-vllm test-engines test-ray test-docs check results clean
 
-demo: $(VENV)/ready            ## the main job on the embedded engine, ending in one HTML page
+demo: $(VENV)/ready            ## capture, replay, fit, predict on the embedded engine: one HTML page
 	$(PY) -m scripts.demo --engine sim --out out/demo
 
-demo-vllm: $(VENV)/ready       ## the same job on a real vLLM on this machine's CPU
+demo-vllm: $(VENV)/ready       ## the same on a real vLLM on this machine's CPU
 	$(PY) -m scripts.demo --engine vllm --out out/demo-vllm
 
-test: $(VENV)/ready            ## every test that needs no real engine
+test: $(VENV)/ready            ## all tests without a real engine
 	$(PY) -m pytest -n auto --dist worksteal -m "not vllm and not engines and not ray and not docs"
 
 test-vllm: $(VENV)/ready       ## the tests against a real vLLM (KVTAPE_VLLM=http://host:port uses a running one)
@@ -25,17 +25,17 @@ test-engines: $(VENV)/ready    ## the tests against other real engines (KVTAPE_L
 test-ray: $(VENV)/ready        ## the tests that start a Ray cluster on this machine
 	$(PY) -m pytest -m ray
 
-test-docs: $(VENV)/ready       ## the documentation's commands run
+test-docs: $(VENV)/ready       ## the commands in the documentation
 	$(PY) -m pytest -n 2 --dist worksteal -m docs
 
 check: $(VENV)/ready           ## format, lint, types and tests: what a change must pass
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
 
-results: $(VENV)/ready         ## forecasts against a real vLLM; what is captured is kept (about an hour)
+results: $(VENV)/ready         ## forecasts compared with a real vLLM (about an hour); captures are kept
 	$(PY) -m scripts.fidelity capture out/results
 	$(PY) -m scripts.fidelity evaluate out/results
 
-# Where there is no C compiler the sources are run: setup.py says so, and all tests pass, slowly.
+# Without a C compiler, Python runs the sources: all tests pass, slowly.
 COMPILED := $(shell grep -o '"[^" ]*/[^" ]*[.]py"' setup.py | tr -d '"')
 
 $(VENV)/ready: $(VENV)/installed setup.py $(COMPILED)
@@ -44,7 +44,7 @@ $(VENV)/ready: $(VENV)/installed setup.py $(COMPILED)
 
 $(VENV)/installed: pyproject.toml
 	$$(scripts/find_python) -m venv $(VENV)
-	# uv takes a quarter of pip's time; pip alone knows an index of one's own. The target above compiles.
+	# uv takes a quarter of pip's time; only pip reads a configured index. The target above compiles.
 	{ $(PY) -m pip install --quiet uv && KVTAPE_PURE=1 $(PY) -m uv pip install --quiet --python $(PY) --editable '.[dev]'; } \
 		|| KVTAPE_PURE=1 $(PY) -m pip install --quiet --editable '.[dev]'
 	touch $@

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtape.__main__ import OWN
+from kvtape.__main__ import KVTAPE_COMMANDS
 from kvtape.completion import PROGRAMS, commands, parser_of
 from scripts.commands_page import PAGE, examples_of, flags_of, page
 from tests.doccommands import PAGES, ROOT, USER_PAGES, is_known, lines, without_config
@@ -21,7 +21,7 @@ from tracefile.commandline.parser import removed
 COMMANDS = list(commands())
 
 
-def test_the_page_is_what_the_commands_say() -> None:
+def test_commands_page_is_up_to_date() -> None:
     assert PAGE.read_text() == page(), "run: python -m scripts.commands_page"
 
 
@@ -40,12 +40,12 @@ def command_lines(text: str) -> Iterator[list[str]]:
         lexer.whitespace_split = True
         for operator, words in groupby(lexer, key=lambda word: re.fullmatch(r"[;&|<>]+", word) is not None):
             named = list(dropwhile(lambda word: word in ("sudo", "kvtape"), words))
-            if not operator and named[:1] and named[0] in (*PROGRAMS, *OWN) and not UNSAID & set(named):
-                yield ["kvtape", *named] if named[0] in OWN else named
+            if not operator and named[:1] and named[0] in (*PROGRAMS, *KVTAPE_COMMANDS) and not UNSAID & set(named):
+                yield ["kvtape", *named] if named[0] in KVTAPE_COMMANDS else named
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_command_lines_are_taken(
+def test_command_lines_parse(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -72,11 +72,11 @@ def test_help_ends_with_examples_of_the_command(command: str) -> None:
     assert f"```sh\n{textwrap.dedent(examples)}```" in PAGE.read_text()
 
 
-def test_every_program_of_a_user_page_is_ours_or_one_that_pages_may_call() -> None:
+def test_programs_in_user_pages_are_known() -> None:
     assert not {line for page in USER_PAGES for line in lines(page.read_text()) if not is_known(line)}
 
 
-def test_scripts_and_targets_of_pages_are_there() -> None:
+def test_scripts_and_make_targets_in_pages_exist() -> None:
     text = "\n".join(line for page in PAGES for line in lines(page.read_text()))
     modules = set(re.findall(r"python -m (scripts\.[\w.]+)", text))
     targets = set(re.findall(r"^make ([\w-]+)", text, re.MULTILINE))
@@ -86,7 +86,7 @@ def test_scripts_and_targets_of_pages_are_there() -> None:
     assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def test_no_page_names_a_flag_of_earlier_commits() -> None:
+def test_pages_have_no_removed_flags() -> None:
     known = {flag for command in COMMANDS for action in flags_of(parser(command)) for flag in action.option_strings}
     old = {flag for flags in removed("flags").values() for flag in flags} - known
     named = {

@@ -95,7 +95,7 @@ def test_compiled_modules_are_used(built: Path) -> None:
     assert asked(built) == (COMPILED, "")
 
 
-def test_the_library_is_found_beside_the_sources_though_no_installation_knows_it() -> None:
+def test_shared_library_is_found_beside_the_sources() -> None:
     spec = SourceFinder.find_spec("kvtape__mypyc", None)
     assert spec is not None
     assert spec.origin == str(ROOT / f"kvtape__mypyc{EXTENSION_SUFFIXES[0]}")
@@ -106,7 +106,7 @@ def test_kvtape_pure_runs_the_sources(built: Path) -> None:
     assert asked(built, KVTAPE_PURE="0") == (COMPILED, "")
 
 
-def test_a_source_that_changed_is_run_and_this_is_written_once(built: Path, tmp_path: Path) -> None:
+def test_changed_source_runs_uncompiled_with_one_warning(built: Path, tmp_path: Path) -> None:
     home = shutil.copytree(built, tmp_path / "copy")
     (home / MODULE).touch()
     assert asked(home) == (COMPILED, "")
@@ -118,21 +118,21 @@ def test_a_source_that_changed_is_run_and_this_is_written_once(built: Path, tmp_
 
 
 @pytest.mark.parametrize("record", ["", "sim.__init__ {digest}\n"], ids=["interrupted", "not listed any more"])
-def test_a_compiled_form_that_is_not_in_the_record_is_not_used(built: Path, tmp_path: Path, record: str) -> None:
+def test_unrecorded_compiled_module_is_not_used(built: Path, tmp_path: Path, record: str) -> None:
     home = shutil.copytree(built, tmp_path / "copy")
     digest = source_hash((home / "sim" / "__init__.py").read_bytes()).hex()
     (home / RECORD).write_text(record.format(digest=digest))
     assert asked(home)[0] == PLAIN.replace("False", str(bool(record)))
 
 
-def test_packages_of_compiled_modules_are_named_and_find_their_sources() -> None:
+def test_packages_of_compiled_modules() -> None:
     modules = compiled_modules()
     assert {module.partition("/")[0] for module in modules} == PACKAGES
     for package in {(ROOT / module).parent for module in modules}:
         assert "import tracefile.compiled " in (package / "__init__.py").read_text(), package
 
 
-def test_modules_compile_where_no_library_is_installed() -> None:
+def test_modules_compile_without_installed_libraries() -> None:
     # As in the isolated environment of pip and uv: an error of mypy there leaves every installation uncompiled.
     (options,) = re.findall(r"^OPTIONS = (.*)$", (ROOT / "setup.py").read_text(), re.MULTILINE)
     words = ["-m", "mypy", "--cache-dir", os.devnull, "--no-site-packages", *ast.literal_eval(options)]
@@ -142,7 +142,7 @@ def test_modules_compile_where_no_library_is_installed() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_without_a_compiler_sources_are_installed_and_no_older_form_is_left(built: Path, tmp_path: Path) -> None:
+def test_without_a_compiler_only_sources_are_installed(built: Path, tmp_path: Path) -> None:
     home = shutil.copytree(built, tmp_path / "copy")
     (home / MODULE).write_text(SOURCE.replace("= 0", "= 1"))
     build(home, CC="/bin/false")

@@ -84,7 +84,7 @@ def seconds(text: str) -> int:
     return int(text.removesuffix("s"))
 
 
-def test_the_image_runs_as_no_root_and_checks_its_health_where_the_admin_port_is() -> None:
+def test_image_is_not_root_and_has_a_health_check() -> None:
     text = dockerfile()
     assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
     asked = re.search(r"HEALTHCHECK.*?http://127\.0\.0\.1:(\d+)/healthz", text, re.DOTALL)
@@ -94,14 +94,14 @@ def test_the_image_runs_as_no_root_and_checks_its_health_where_the_admin_port_is
     assert {str(port), "8001"} <= set(re.search(r"^EXPOSE (.*)$", text, re.MULTILINE)[1].split())  # type: ignore[index]
 
 
-def test_compose_runs_the_tap_read_only_and_lets_it_finish() -> None:
+def test_compose_file() -> None:
     container = compose_tap()
     args = parsed([*image_arguments(), *container["command"]], "compose.yaml")
     assert container["read_only"] is True
     assert seconds(container["stop_grace_period"]) > args.drain_s + FINISH_S
 
 
-def test_the_sidecar_is_probed_on_its_admin_port_and_has_time_to_finish() -> None:
+def test_kubernetes_sidecar() -> None:
     container = sidecar()
     args = parsed([*image_arguments(), *container["args"]], "sidecar.yaml")
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -120,7 +120,7 @@ def test_the_sidecar_is_probed_on_its_admin_port_and_has_time_to_finish() -> Non
     assert mounted == {volume["name"] for volume in pod()["volumes"]}
 
 
-def test_the_unit_stops_the_supervisor_alone_and_waits_for_it() -> None:
+def test_systemd_unit_stops_the_supervisor_and_waits() -> None:
     settings, args = unit(), parsed(unit_arguments(), "kvtape-tap.service")
     assert settings["KillMode"] == "mixed"
     assert int(settings["TimeoutStopSec"]) > args.drain_s + FINISH_S
@@ -128,7 +128,7 @@ def test_the_unit_stops_the_supervisor_alone_and_waits_for_it() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     """All of it but the program's path, which is where the service will be installed."""
     text = (DEPLOY / "systemd" / "kvtape-tap.service").read_text().replace("/opt/kvtape/bin/tap", "/bin/true")
     (tmp_path / "kvtape-tap.service").write_text(text)
@@ -138,7 +138,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert (result.returncode, about_it) == (0, [])
 
 
-def test_flags_that_refuse_each_other_are_not_combined_in_deploy(tmp_path: Path) -> None:
+def test_deploy_has_no_conflicting_flags(tmp_path: Path) -> None:
     """Beyond their names: the settings are read as the command reads them, files of the target machine aside."""
     here = {"%d/key": str(tmp_path / "key"), "/etc/kvtape/upstreams": str(DEPLOY / "systemd" / "upstreams")}
     given = {
@@ -156,7 +156,7 @@ def test_flags_that_refuse_each_other_are_not_combined_in_deploy(tmp_path: Path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_within_the_repository_leads_somewhere(page: Path) -> None:
+def test_links_within_the_repository_exist(page: Path) -> None:
     for target in re.findall(r"\]\(((?!https?:)[^)\s]+)\)", page.read_text()):
         name, _, anchor = target.partition("#")
         found = (page.parent / name).resolve() if name else page
@@ -171,7 +171,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")
-def test_each_alert_fires_on_its_fault_and_on_nothing_else() -> None:
+def test_alerts_fire_on_their_faults_only() -> None:
     command = ["promtool", "test", "rules", "alerts_test.yaml"]
     done = subprocess.run(command, cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

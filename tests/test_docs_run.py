@@ -238,7 +238,7 @@ RUN = {page: [line for line in lines(text) if not reason(line)] for page, text i
 
 
 @pytest.mark.parametrize("page", [page for page, found in RUN.items() if found])
-def test_a_page_s_commands_run(page: str, engine: str, models: Mapping[int, Path], tmp_path: Path) -> None:
+def test_commands_of_pages_run(page: str, engine: str, models: Mapping[int, Path], tmp_path: Path) -> None:
     reader = Reader(tmp_path, engine, models)
     try:
         for line in RUN[page]:
@@ -247,7 +247,7 @@ def test_a_page_s_commands_run(page: str, engine: str, models: Mapping[int, Path
         reader.leave()
 
 
-def test_the_notebook_s_cells_print_what_stands_below_them(
+def test_notebook_cells_print_the_documented_output(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)

@@ -128,7 +128,7 @@ def cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("room", sorted(MAY_IMPORT))
-def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
+def test_packages_import_only_lower_packages(room: str) -> None:
     for path in sources(room):
         roots = {name.partition(".")[0] for name in imported_modules(path)} - {room}
         place = str(path.relative_to(ROOT))
@@ -138,7 +138,7 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
 
 
 @pytest.mark.parametrize("room", sorted(FLOORS))
-def test_a_folder_imports_only_the_folders_below_it(room: str) -> None:
+def test_folders_import_only_lower_folders(room: str) -> None:
     floors = [f"{room}/{name}".rstrip("/") for name in FLOORS[room]]
     for module, names in module_imports().items():
         if not module.startswith(f"{room}.") and module != room:
@@ -149,7 +149,7 @@ def test_a_folder_imports_only_the_folders_below_it(room: str) -> None:
         assert not above, f"{module} in {folder}/ imports {sorted(above)} of a higher floor"
 
 
-def test_no_folder_and_no_module_is_in_a_cycle() -> None:
+def test_imports_have_no_cycle() -> None:
     imports = module_imports()
     folders: dict[str, set[str]] = defaultdict(set)
     for module, names in imports.items():
@@ -158,13 +158,13 @@ def test_no_folder_and_no_module_is_in_a_cycle() -> None:
     assert not cycles(imports)
 
 
-def test_replay_stands_on_the_sender_and_what_it_sends() -> None:
+def test_replay_imports_only_sending_from_loadgen() -> None:
     for path in sources("replay"):
         used = {name.split(".")[1] for name in imported_modules(path) if name.startswith("loadgen.")}
         assert used <= REPLAY_USES, f"{path.relative_to(ROOT)} imports {sorted(used - REPLAY_USES)} of loadgen"
 
 
-def test_the_simulator_has_no_network_no_event_loop_and_no_clock() -> None:
+def test_simulator_imports_no_network_event_loop_or_clock() -> None:
     for path in sources("sim"):
         if "serving" in path.parts:
             continue
@@ -172,7 +172,7 @@ def test_the_simulator_has_no_network_no_event_loop_and_no_clock() -> None:
         assert not roots & CLOCKLESS, f"{path.relative_to(ROOT)} imports {sorted(roots & CLOCKLESS)}"
 
 
-def test_no_folder_is_too_full_to_be_looked_over() -> None:
+def test_folders_have_few_modules() -> None:
     for room in MAY_IMPORT:
         for folder in {path.parent for path in sources(room)}:
             modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]

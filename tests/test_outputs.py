@@ -71,7 +71,7 @@ def hard_link(trace: Path) -> Path:
 
 @pytest.mark.parametrize("name_of", [same, other_spelling, symbolic_link, hard_link])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_command_writes_over_its_input(name: str, name_of: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_commands_never_overwrite_an_input(name: str, name_of: Callable[[Path], Path], tmp_path: Path) -> None:
     trace, other, model = tmp_path / "t.jsonl", tmp_path / "other.jsonl", tmp_path / "model.json"
     (tmp_path / "folder").mkdir()
     text = "t_s,rate\n0,1\n9,1\n" if name == "loadgen" else lines()
@@ -85,7 +85,7 @@ def test_no_command_writes_over_its_input(name: str, name_of: Callable[[Path], P
     assert trace.read_text() == text
 
 
-def test_a_segment_or_a_manifest_of_a_folder_is_an_input(tmp_path: Path) -> None:
+def test_segments_and_manifests_are_inputs(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"t-00000{number}.jsonl").write_text(lines().replace('"r0"', f'"r0{number}"'))
     there = sorted(tmp_path.iterdir())
@@ -97,7 +97,7 @@ def test_a_segment_or_a_manifest_of_a_folder_is_an_input(tmp_path: Path) -> None
     assert len(load_trace(tmp_path / "whole.jsonl")[1]) == 6
 
 
-def test_a_model_that_is_there_is_replaced_if_asked_for(tmp_path: Path) -> None:
+def test_existing_model_is_replaced_only_with_the_flag(tmp_path: Path) -> None:
     """Refused before any fit; with ``--overwrite`` the fit begins, and finds too little in the trace."""
     trace, model = tmp_path / "t.jsonl", tmp_path / "model.json"
     trace.write_text(lines())
@@ -112,7 +112,7 @@ def test_a_model_that_is_there_is_replaced_if_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.zst"])
-def test_a_failed_conversion_leaves_the_old_file_whole_and_nothing_beside_it(name: str, tmp_path: Path) -> None:
+def test_failed_conversion_keeps_the_old_file(name: str, tmp_path: Path) -> None:
     good, bad, out = tmp_path / "good.jsonl", tmp_path / "bad.jsonl", tmp_path / name
     good.write_text(lines())
     bad.write_text(lines() + "{}\n" + lines().splitlines()[1] + "\n")
@@ -129,7 +129,7 @@ def test_a_failed_conversion_leaves_the_old_file_whole_and_nothing_beside_it(nam
     assert out.stat().st_mode & 0o777 == 0o640
 
 
-def test_a_page_replaces_pages_only(tmp_path: Path) -> None:
+def test_page_overwrites_pages_only(tmp_path: Path) -> None:
     trace, page = tmp_path / "t.jsonl", tmp_path / "page.html"
     trace.write_text(lines())
     with pytest.raises(InputError, match="already exists and is not an HTML page"):
@@ -150,7 +150,7 @@ def test_a_page_replaces_pages_only(tmp_path: Path) -> None:
         (["tap-000001.jsonl.zst.part"], "tap-2.jsonl.zst"),
     ],
 )
-def test_a_trace_of_no_name_gets_one_that_no_file_has(
+def test_default_output_name_is_unused(
     there: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

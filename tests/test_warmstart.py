@@ -26,13 +26,13 @@ def ended(kind: Any, *command: str, **settings: Any) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     "command", [["tracefile", "check", TRACE], ["tracefile", "check", "missing.jsonl"], ["tracefile", "--unknown"]]
 )
-def test_it_says_and_ends_as_one_that_python_started(command: list[str], tmp_path: Path) -> None:
+def test_warm_start_output_and_exit_code_are_equal(command: list[str], tmp_path: Path) -> None:
     cold, warm = (ended(kind, *command, cwd=tmp_path) for kind in KINDS)
     assert warm == cold
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_signal_ends_it_and_is_told(number: signal.Signals) -> None:
+def test_warm_start_relays_signals(number: signal.Signals) -> None:
     with WarmPopen(
         [sys.executable, "-m", "sim", "serve", "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE
     ) as process:
@@ -45,7 +45,7 @@ def test_a_signal_ends_it_and_is_told(number: signal.Signals) -> None:
         os.kill(process.pid, 0)
 
 
-def test_one_for_coroutines_says_and_ends_alike_and_is_found_by_who_asked_for_it() -> None:
+def test_warm_start_of_coroutines() -> None:
     async def scenario() -> None:
         server = await warm_process("sim", "serve", "--listen", "127.0.0.1:0", env=os.environ)
         assert b"http://127.0.0.1:" in await server.stdout.readline()

@@ -59,7 +59,7 @@ def test_sentences_are_short(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != ROOT / "README.md"], ids=name_of)
-def test_a_page_begins_with_the_use_of_it(page: Path) -> None:
+def test_pages_begin_with_their_purpose(page: Path) -> None:
     assert re.match(r"# .*\n\nAfter this page you ", page.read_text())
 
 
@@ -72,13 +72,13 @@ NOTES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "dev").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", [*PAGES, *NOTES], ids=name_of)
-def test_files_that_pages_name_exist(page: Path) -> None:
+def test_files_in_pages_exist(page: Path) -> None:
     folders = "|".join((*ROOMS, "scripts", "tests", "deploy", "docs", "data/captures"))
     named = set(re.findall(rf"(?<=`)(?:{folders})/[\w/.-]*(?=`)", page.read_text())) - {"kvtape/1"}
     assert not [path for path in named if not (ROOT / path).exists()]
 
 
-def test_tests_to_copy_exist() -> None:
+def test_example_tests_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     copied = {
         name: re.findall(r"`(test_\w+)`", step) for name, step in re.findall(r"`(tests/\S+\.py)`([^`].*\n?.*)", text)

@@ -146,7 +146,7 @@ class SegmentedTrace:
     def replace_lost_file(self) -> None:
         """Close the open file if another process deleted, moved or changed it; the next flush starts a new file."""
         segment = self._segment
-        if segment is None or segment.file.is_in_place():
+        if segment is None or segment.file.is_unchanged():
             return
         if self._ending and not self.path.parent.exists():
             return  # the file system is unmounted: the segment is renamed after the next mount

@@ -87,7 +87,7 @@ def records(path: Path, read: Callable[[TraceReader], Iterable[Record]]) -> tupl
     end=st.sampled_from([b"\n", b"", b'\n{"request_id":']),
     read_bytes=st.sampled_from([64, 300, 1 << 20]),
 )
-def test_a_block_of_lines_is_read_as_its_lines_are(
+def test_decode_block_equals_decode(
     tmp_path_factory: pytest.TempPathFactory, trace: tuple[bytes, list[bytes]], end: bytes, read_bytes: int
 ) -> None:
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"

@@ -59,14 +59,14 @@ def test_a_good_trace_has_no_findings(tmp_path: Path, capsys: pytest.CaptureFixt
         ({"parent_id": "z"}, "parent_id: not in this trace"),
     ],
 )
-def test_a_breach_is_named_with_its_line(
+def test_violation_has_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], finding: str
 ) -> None:
     found = findings(tmp_path / "t", capsys, GOOD | change)
     assert found[0].startswith("2: " + finding), found
 
 
-def test_breaches_between_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_violations_between_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = {"request_id": "a", "arrival_ms": 0.0, "e2e_ms": 100_000.0, "parent_id": "b"}
     lines: list[dict[str, Any]] = [
         first,
@@ -94,9 +94,7 @@ def test_info_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "hit potential" in capsys.readouterr().out
 
 
-def test_info_says_by_endpoint_whose_prompts_are_counted_as_the_engine_counts_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_info_compares_prompt_counts_by_endpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shape = {"prompt_tokens": 8, "block_hashes": [1, 2], "hash_source": "tokenizer", "tokens_source": "usage"}
     chat, other = {"endpoint": "/v1/chat/completions"}, {"endpoint": "/v1/completions"}
     path = trace(
@@ -125,7 +123,7 @@ def test_a_prompt_s_last_token_is_never_a_hit(tmp_path: Path, capsys: pytest.Cap
     assert json.loads(capsys.readouterr().out)["hit_tokens"] == 4
 
 
-def test_convert_keeps_records_and_can_tell_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_infers_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     second = GOOD | {"request_id": "b", "arrival_ms": 8.0, "block_hashes": [1, 2, 3, 4], "prompt_tokens": 17}
     second |= {"output_block_hashes": None, "hashable_blocks": None, "new_field": 1}
     path = trace(tmp_path / "t", GOOD, second)
@@ -140,7 +138,7 @@ def test_convert_keeps_records_and_can_tell_sessions(tmp_path: Path, capsys: pyt
         main(["convert", path, str(tmp_path / "o.zst")])
 
 
-def test_a_torn_trace_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_torn_trace_gives_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = trace(tmp_path / "t", GOOD)
     with open(path, "a", encoding="utf-8") as file:
         file.write('{"request_id": "to')
@@ -150,7 +148,7 @@ def test_a_torn_trace_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFix
     assert said.err == f"{path}: 1 finding\nwarning: {path}:3: torn last line skipped; its writer was cut short\n"
 
 
-def test_long_work_says_how_far_it_is(
+def test_long_work_shows_progress(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = trace(tmp_path / "t", GOOD, GOOD | {"request_id": "b"})
@@ -162,9 +160,7 @@ def test_long_work_says_how_far_it_is(
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.zst"])
-def test_cat_prints_a_trace_of_any_form_as_lines(
-    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cat_prints_any_format_as_lines(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, other = trace(tmp_path / "t", GOOD, GOOD | {"request_id": "b"}), tmp_path / f"other.{suffix}"
     assert main(["convert", path, str(other)]) == 0
     capsys.readouterr()

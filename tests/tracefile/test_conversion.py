@@ -51,7 +51,7 @@ def names(path: Path) -> list[str]:
     return [found.request_id for found in load_trace(path)[1]]
 
 
-def test_a_cut_has_whole_sessions_that_begin_in_the_span(tmp_path: Path) -> None:
+def test_time_range_keeps_complete_sessions(tmp_path: Path) -> None:
     path = trace(
         tmp_path / "t",
         record("a1", 100.0, "a"),
@@ -65,7 +65,7 @@ def test_a_cut_has_whole_sessions_that_begin_in_the_span(tmp_path: Path) -> None
     assert names(out) == ["b1", "c", "b2"]
 
 
-def test_an_anonymous_trace_keeps_shape_and_sharing_alone(tmp_path: Path) -> None:
+def test_anonymized_trace_preserves_lengths_and_shared_prefixes_only(tmp_path: Path) -> None:
     first = record(
         "secret-a",
         1005.25,
@@ -102,7 +102,7 @@ def test_an_anonymous_trace_keeps_shape_and_sharing_alone(tmp_path: Path) -> Non
         assert list(check_trace(reader)) == []
 
 
-def test_branches_still_point_at_the_blocks_that_they_left() -> None:
+def test_anonymized_branches_refer_to_the_same_blocks() -> None:
     """Sharing to the token is as it was: of a full block, and of another request's unfilled last block."""
     full = record("a", 0.0, prompt_tokens=9, output_tokens=1, block_hashes=[BlockHash(5), BlockHash(6)])
     tail = tail_key([BlockHash(5), BlockHash(6)], RequestId("a"))
@@ -139,9 +139,7 @@ def _common(one: Record, other: Record) -> int:
     tail_ms=st.floats(0, 50),
     rounding_ms=st.sampled_from([0.1, 1.0, 10.0, 250.0]),
 )
-def test_rounded_moments_stay_in_order(
-    ttft_ms: float, gaps_ms: list[float], tail_ms: float, rounding_ms: float
-) -> None:
+def test_rounded_times_stay_in_order(ttft_ms: float, gaps_ms: list[float], tail_ms: float, rounding_ms: float) -> None:
     e2e_ms = ttft_ms + sum(gaps_ms) + tail_ms
     found = record("a", 5.0, ttft_ms=ttft_ms, itl_ms=gaps_ms, itl_tokens=[1] * len(gaps_ms), e2e_ms=e2e_ms)
     (made,) = anonymize([found], Pseudonyms(), 5.0, rounding_ms)
@@ -153,7 +151,7 @@ def test_rounded_moments_stay_in_order(
     assert abs(last_ms - (ttft_ms + sum(gaps_ms))) <= rounding_ms + 1e-3
 
 
-def test_aligned_traces_are_on_the_first_ones_clock(tmp_path: Path) -> None:
+def test_joined_traces_are_on_the_clock_of_the_first(tmp_path: Path) -> None:
     one = trace(tmp_path / "1", record("a", 0.0, e2e_ms=100.0), record("b", 3000.0, e2e_ms=100.0))
     later = msgspec.structs.replace(META, epoch_unix_ns=10**18 + 1_500_000_000)
     two = trace(tmp_path / "2", record("a", 0.0, e2e_ms=100.0, scheduled_ms=0.0), meta=later)
@@ -170,7 +168,7 @@ def test_aligned_traces_are_on_the_first_ones_clock(tmp_path: Path) -> None:
     ]
 
 
-def test_steps_follow_one_another(tmp_path: Path) -> None:
+def test_conversion_steps_combine(tmp_path: Path) -> None:
     path = trace(
         tmp_path / "t",
         record("a1", 0.0, "a", prompt_tokens=8, output_tokens=1, block_hashes=[BlockHash(5), BlockHash(6)]),
@@ -186,7 +184,7 @@ def test_steps_follow_one_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
-def test_a_copy_gives_no_one_more_than_its_source(tmp_path: Path, mode: int) -> None:
+def test_output_has_no_more_permissions_than_its_inputs(tmp_path: Path, mode: int) -> None:
     """And one in place of a file that is there has that file's permissions."""
     umask = os.umask(0o022)
     try:

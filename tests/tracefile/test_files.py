@@ -48,7 +48,7 @@ def write(path: Path, given_records: list[Record], meta: Meta = META) -> Path:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_what_is_written_is_read(tmp_path: Path, suffix: str) -> None:
+def test_written_records_are_read(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"a.jsonl{suffix}", records(9))
     assert load_trace(path) == (META, records(9))
 
@@ -112,13 +112,13 @@ def test_unknown_fields_of_the_header_survive_at_every_level(tmp_path_factory, o
     assert json.loads(path.read_text())["meta"].keys() >= outer.keys()
 
 
-def test_extra_cannot_pose_as_a_known_field() -> None:
+def test_extra_cannot_contain_a_known_field() -> None:
     with pytest.raises(InputError, match=r"extra\.ttft_ms"):
         encode_record(Record(request_id=RequestId("a"), extra={"ttft_ms": 1.0}))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_cut_at_any_byte_gives_the_records_before_the_cut_and_says_so(tmp_path: Path, suffix: str) -> None:
+def test_file_truncated_at_any_byte_gives_the_records_before_and_a_warning(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.jsonl{suffix}"
     with TraceWriter(path, META) as writer:
         for record in records(4):
@@ -169,7 +169,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_killed_writer_leaves_what_it_took_a_moment_before(tmp_path: Path, suffix: str) -> None:
+def test_killed_writer_loses_at_most_a_second(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.jsonl{suffix}"
     with subprocess.Popen([sys.executable, "-c", KILLED_WRITER, path], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
@@ -193,7 +193,7 @@ def test_a_killed_writer_leaves_what_it_took_a_moment_before(tmp_path: Path, suf
         (b'{"request_id": "a", "ttft_ms": NaN}', "t.jsonl:3: NaN or Infinity"),
     ],
 )
-def test_a_bad_line_is_named_with_its_field(tmp_path: Path, line: bytes, message: str) -> None:
+def test_malformed_line_error_has_line_and_field(tmp_path: Path, line: bytes, message: str) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(b'{"meta": {"schema": "kvtape/1"}}\n{"request_id": "ok"}\n' + line + b'\n{"request_id": "z"}\n')
     with open_trace(path) as reader:
@@ -212,7 +212,7 @@ def test_a_bad_line_is_named_with_its_field(tmp_path: Path, line: bytes, message
         (gzip.compress(b"x" * 100)[:-20] + b"\0" * 20, "damaged gzip data"),
     ],
 )
-def test_a_file_that_is_no_trace_is_refused_at_opening(tmp_path: Path, content: bytes, message: str) -> None:
+def test_other_files_are_rejected_when_opened(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(content)
     with pytest.raises(InputError) as raised:
@@ -221,7 +221,7 @@ def test_a_file_that_is_no_trace_is_refused_at_opening(tmp_path: Path, content: 
     assert message in str(raised.value)
 
 
-def test_a_writer_never_overwrites_unasked(tmp_path: Path) -> None:
+def test_writer_overwrites_only_with_the_flag(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", records(2))
     with pytest.raises(InputError, match="already has"):
         TraceWriter(path, META)
@@ -231,9 +231,7 @@ def test_a_writer_never_overwrites_unasked(tmp_path: Path) -> None:
     assert load_trace(path)[1] == records(1)
 
 
-def test_a_disk_that_fills_up_and_empties_loses_only_what_was_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_loses_only_rejected_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = TraceWriter(tmp_path / "a.jsonl", META)
     taken = records(4)
     real_write = os.write
@@ -273,7 +271,7 @@ def test_a_trace_larger_than_the_bound_streams_through(tmp_path: Path) -> None:
     assert peak < plain_bytes / 2, (peak, plain_bytes)
 
 
-def test_a_digest_names_the_records_whatever_holds_them(tmp_path: Path) -> None:
+def test_digest_depends_on_records_only(tmp_path: Path) -> None:
     digests = {trace_digest(write(tmp_path / f"a.jsonl{suffix}", records(5))) for suffix in SUFFIXES}
     digests.add(trace_digest(write(tmp_path / "b.jsonl", records(5), Meta(model="another header"))))
     assert len(digests) == 1

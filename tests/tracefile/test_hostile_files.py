@@ -73,7 +73,7 @@ def test_a_hostile_file_is_one_line(
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, zstandard.compress])
-def test_a_line_without_end_is_refused_within_bounds(
+def test_endless_line_is_rejected_in_bounded_memory(
     compress: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1 << 20)
@@ -95,7 +95,7 @@ ODD = [
 
 
 @pytest.mark.parametrize(("field", "value", "what"), ODD)
-def test_a_value_out_of_bounds_is_a_finding_and_unknown_to_readers(
+def test_value_out_of_bounds_is_a_finding_and_read_as_null(
     field: str, value: Any, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "t.jsonl"
@@ -112,7 +112,7 @@ def test_a_value_out_of_bounds_is_a_finding_and_unknown_to_readers(
 
 
 @pytest.mark.parametrize("command", ["curve", "misses", "pool"])
-def test_one_absurd_count_leaves_the_other_requests_usable(
+def test_impossible_count_affects_one_request_only(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, odd = tmp_path / "good.jsonl", tmp_path / "odd.jsonl"
@@ -128,7 +128,7 @@ def test_one_absurd_count_leaves_the_other_requests_usable(
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
-def test_a_cut_stream_is_a_finding_unless_its_writer_is_at_it(
+def test_truncated_stream_is_a_finding_unless_it_is_being_written(
     compress: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "t"

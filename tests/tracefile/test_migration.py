@@ -86,7 +86,7 @@ def test_the_records_read() -> None:
     assert third == Record(request_id=RequestId("r3"))
 
 
-def test_it_passes_its_check_and_survives_being_written_again(tmp_path: Path) -> None:
+def test_check_passes_and_rewriting_preserves_it(tmp_path: Path) -> None:
     assert main(["check", str(FIXTURE)]) == 0
     meta, records = load_trace(FIXTURE)
     with TraceWriter(tmp_path / "again.jsonl", meta) as writer:

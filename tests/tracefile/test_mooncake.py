@@ -50,7 +50,7 @@ def exported(
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def test_mooncake_is_in_order_of_arrival_with_an_id_for_every_started_block(tmp_path: Path) -> None:
+def test_mooncake_is_in_arrival_order_with_ids_of_partial_blocks(tmp_path: Path) -> None:
     assert exported(tmp_path, "mooncake", "--block-size", "16") == [
         {"timestamp": 500, "input_length": 16, "output_length": 1, "hash_ids": [5]},
         {"timestamp": 1000, "input_length": 40, "output_length": 7, "hash_ids": [0, 1, 2]},
@@ -58,7 +58,7 @@ def test_mooncake_is_in_order_of_arrival_with_an_id_for_every_started_block(tmp_
     ]
 
 
-def test_a_trace_comes_back_but_for_what_is_said_to_be_lost(tmp_path: Path) -> None:
+def test_round_trip_loses_only_the_named_fields(tmp_path: Path) -> None:
     exported(tmp_path, "mooncake")
     kept = ("prompt_tokens", "output_tokens")
     _, records = load_trace(tmp_path / "mooncake.out")
@@ -70,7 +70,7 @@ def test_a_trace_comes_back_but_for_what_is_said_to_be_lost(tmp_path: Path) -> N
     prompts=st.lists(st.lists(st.sampled_from("abc"), max_size=6), min_size=1, max_size=8),
     rest=st.integers(0, 3),
 )
-def test_ids_are_equal_exactly_where_prefixes_are(
+def test_ids_are_equal_for_equal_prefixes(
     prompts: list[list[str]], rest: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("t")

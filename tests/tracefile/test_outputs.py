@@ -41,14 +41,12 @@ def turn(
         (32, (2, 7, "exact")),
     ],
 )
-def test_cached_tokens_say_how_far_the_output_came_back(
-    cached: int | None, expected: tuple[int, int, str | None]
-) -> None:
+def test_cached_tokens_limit_the_inferred_output(cached: int | None, expected: tuple[int, int, str | None]) -> None:
     # A prompt of 10 tokens and an output of 20: the last token has no KV, so 29 are computed, in blocks 2 to 6 of 4.
     assert repeated_output((10, 20), cached, block_size=4, engine_block_size=8) == expected
 
 
-def test_the_next_turn_has_the_blocks_of_the_output() -> None:
+def test_output_blocks_come_from_the_next_turn() -> None:
     first = turn("a", [1, 2], (10, 9))
     second = turn("b", [1, 2, 3, 4, 5, 6], (26, 5), "a", cached=16)
     filled = [infer_outputs(META, [first, second]).fill(one) for one in (first, second)]
@@ -58,7 +56,7 @@ def test_the_next_turn_has_the_blocks_of_the_output() -> None:
     assert first.output_block_hashes is None
 
 
-def test_of_several_next_turns_the_one_that_repeats_most_counts() -> None:
+def test_longest_repeating_turn_counts() -> None:
     first = turn("a", [1, 2], (10, 17))
     edited = turn("b", [1, 2, 3, 4, 50], (22, 5), "a", cached=16)
     later = turn("c", [1, 2, 3, 4, 5, 6], (30, 5), "a", cached=24)
@@ -73,24 +71,24 @@ def test_of_several_next_turns_the_one_that_repeats_most_counts() -> None:
         turn("b", [1, 2, 3, 4, 5], (20, 5), "a", cached=8),  # the output was changed from its first block on
     ],
 )
-def test_what_is_no_output_of_the_parent_is_not_taken(second: Record) -> None:
+def test_unrelated_prompt_gives_no_output(second: Record) -> None:
     first = turn("a", [1, 2], (10, 9))
     assert infer_outputs(META, [first, second]).fill(first) is first
 
 
-def test_a_recorded_output_stays_and_other_tools_traces_are_left_alone() -> None:
+def test_recorded_outputs_and_imported_traces_are_unchanged() -> None:
     first, second = turn("a", [1, 2], (10, 9)), turn("b", [1, 2, 3, 4, 5], (20, 5), "a")
     known = msgspec.structs.replace(first, output_block_hashes=[BlockHash(7)])
     assert infer_outputs(META, [known, second]).fill(known) is known
     assert infer_outputs(Meta(block_size=4), [first, second]).fill(first) is first
 
 
-def test_several_choices_have_no_one_output() -> None:
+def test_several_choices_have_no_output_hashes() -> None:
     first = msgspec.structs.replace(turn("a", [1, 2], (10, 9)), n=2)
     assert infer_outputs(META, [first, turn("b", [1, 2, 3, 4, 5], (20, 5), "a")]).fill(first) is first
 
 
-def test_chats_give_the_hashes_that_the_engine_would_have_reported() -> None:
+def test_inferred_hashes_equal_the_engines() -> None:
     sent = traffic(lambda r: chat(r, again=exact), seed=5, sessions=40)
     index = SessionIndex(B)
     told = [index.link(record_of(one, output_ids=False), one.prompt) for one in sent]
@@ -119,7 +117,7 @@ def test_batches_are_filled_as_records_are(seed: int, changed: bool) -> None:
         assert np.array_equal(one, other)
 
 
-def test_nothing_inferred_leaves_a_batch_as_it_is() -> None:
+def test_batch_without_inferred_outputs_is_unchanged() -> None:
     batch = Batch([turn("a", [1, 2], (10, 9))])
     hashes = batch.hashes()
     assert InferredOutputs(META).fill_hashes(batch, hashes) is hashes

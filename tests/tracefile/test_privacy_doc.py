@@ -14,7 +14,7 @@ from tracefile.records.schema import Meta, Record, RequestId
 PAGE = Path(__file__).parent.parent.parent / "docs" / "privacy.md"
 
 
-def test_names_and_the_date_are_left_out_and_all_else_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anonymized_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meta = Meta(source="tap", model="canary-model", block_size=16, epoch_unix_ns=1_700_000_000_000_000_000)
     record = Record(request_id=RequestId("canary"), arrival_ms=1.0, e2e_ms=25.0, prompt_tokens=3)
     record.model, record.lora = "canary-model", "canary-adapter"

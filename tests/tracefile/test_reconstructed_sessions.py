@@ -63,7 +63,7 @@ def by_tokens(sent: Sequence[Sent], records: Sequence[Record]) -> list[Record]:
 
 @pytest.mark.parametrize("output_ids", [False, True], ids=["usage", "ids"])
 @pytest.mark.parametrize("name", CLIENTS)
-def test_links_of_chats_are_the_clients_where_prompts_are_known_to_the_token(name: str, output_ids: bool) -> None:
+def test_sessions_from_token_ids_equal_the_clients(name: str, output_ids: bool) -> None:
     sent = traffic(CLIENTS[name], seed=1)
     precision, recall = links(sent, by_tokens(sent, [record_of(one, output_ids=output_ids) for one in sent]))
     if name in KNOWN_BY_OUTPUT and not output_ids:
@@ -73,7 +73,7 @@ def test_links_of_chats_are_the_clients_where_prompts_are_known_to_the_token(nam
 
 
 @pytest.mark.parametrize("name", sorted(CLIENTS.keys() - KNOWN_BY_OUTPUT))
-def test_links_by_blocks_alone_are_right_and_nearly_complete(name: str) -> None:
+def test_sessions_from_block_hashes_are_correct_and_nearly_complete(name: str) -> None:
     # A prompt whose last full block is of the system prompt alone, or of a header that is removed, is not found again.
     sent = traffic(CLIENTS[name], seed=2)
     precision, recall = links(sent, infer_sessions([record_of(one, output_ids=False) for one in sent], B).records)
@@ -81,7 +81,7 @@ def test_links_by_blocks_alone_are_right_and_nearly_complete(name: str) -> None:
     assert recall >= (0.9 if "header" in name else 0.97)
 
 
-def test_the_degree_says_whether_the_output_came_back_as_it_was() -> None:
+def test_continuation_is_exact_or_altered() -> None:
     for again, expected in ((exact, {"exact"}), (altered, {"altered", "exact"})):
         sent = traffic(partial(chat, again=again), seed=3, sessions=40)
         told = by_tokens(sent, [record_of(one, output_ids=True) for one in sent])
@@ -107,31 +107,31 @@ def test_a_prompt_shorter_than_a_block_is_continued() -> None:
     assert parents(one_chat("a", 0, first), one_chat("b", 20, [*first, 60, END, *HI, ASSISTANT])) == [None, "a"]
 
 
-def test_of_another_model_nothing_is_continued() -> None:
+def test_another_model_is_no_continuation() -> None:
     first, second = one_chat("a", 0, [*HI, ASSISTANT]), one_chat("b", 20, [*HI, ASSISTANT, 60, END, *HI, ASSISTANT])
     second[0].model = "another"
     assert parents(first, second) == [None, None]
 
 
-def test_a_short_question_that_differs_is_another_session_s() -> None:
+def test_different_short_prompt_starts_a_session() -> None:
     system = list(range(100, 100 + 2 * B))
     yes, no = ([*system, *message(USER, [word]), ASSISTANT] for word in (70, 71))
     assert parents(one_chat("yes", 0, yes), one_chat("no", 20, [*no, 60, END, *HI, ASSISTANT])) == [None, None]
 
 
-def test_a_longer_last_message_is_no_continuation() -> None:
+def test_longer_last_message_is_no_continuation() -> None:
     # "yes" and "yes, but …": the template's end of a message does not follow the first's text in the second.
     system = list(range(100, 100 + 2 * B))
     short, longer = [*system, USER, 70, END, ASSISTANT], [*system, USER, 70, 71, 72, END, ASSISTANT]
     assert parents(one_chat("short", 0, short), one_chat("longer", 20, longer)) == [None, None]
 
 
-def test_the_same_prompt_again_is_no_continuation() -> None:
+def test_equal_prompt_is_no_continuation() -> None:
     prompt = [*range(100, 140), ASSISTANT]
     assert parents(one_chat("a", 0, prompt), one_chat("again", 20, prompt)) == [None, None]
 
 
-def test_a_header_that_later_prompts_lack_is_passed_over_wherever_blocks_end() -> None:
+def test_changed_generation_header_is_ignored() -> None:
     for length in range(30, 30 + 2 * B):
         history = [*range(100, 100 + length), END]
         later = [*history, ASSISTANT, 60, END, *HI, ASSISTANT, THINK]
@@ -139,7 +139,7 @@ def test_a_header_that_later_prompts_lack_is_passed_over_wherever_blocks_end() -
         assert parents(asked, one_chat("b", 200, later)) == [None, "a"]
 
 
-def test_memory_of_prompts_known_to_the_token_is_bounded() -> None:
+def test_memory_of_token_ids_is_bounded() -> None:
     index = SessionIndex(B, max_blocks=64)
     system = list(range(100, 100 + 2 * B))
     for number in range(300):
@@ -196,7 +196,7 @@ def oracle(child: Record, prompt: list[int], earlier: list[tuple[Record, list[in
 
 @settings(max_examples=300, deadline=None)
 @given(overlapping())
-def test_links_by_tokens_are_the_oracle_s(trace: list[tuple[Record, list[int], list[int]]]) -> None:
+def test_token_links_equal_the_oracle(trace: list[tuple[Record, list[int], list[int]]]) -> None:
     index = SessionIndex(B)
     for number, (record, prompt, _) in enumerate(trace):
         assert index.link(record, prompt).parent_id == oracle(record, prompt, trace[:number])

@@ -48,7 +48,7 @@ def online(records: list[Record]) -> dict[str, tuple[str | None, int | None]]:
     return {record.request_id: (record.parent_id, record.turn) for record in linked}
 
 
-def test_a_conversation_is_linked_turn_by_turn_with_think_times() -> None:
+def test_conversation_is_linked_with_think_times() -> None:
     trace = [
         request("a", 0, 10, [1, 2], [3]),
         request("b", 25, 30, [1, 2, 3, 4], [5]),
@@ -62,7 +62,7 @@ def test_a_conversation_is_linked_turn_by_turn_with_think_times() -> None:
     assert online(trace) == links(trace)
 
 
-def test_a_stand_alone_request_that_others_go_on_from_differently_is_no_parent() -> None:
+def test_shared_prefix_is_no_parent() -> None:
     trace = [
         request("alone", 0, 10, [1, 2]),
         request("b", 20, 30, [1, 2, 3]),
@@ -73,7 +73,7 @@ def test_a_stand_alone_request_that_others_go_on_from_differently_is_no_parent()
     assert (online(trace)["b"], online(trace)["c"]) == (("alone", 2), (None, 1))
 
 
-def test_named_sessions_go_by_name_whatever_the_chains_say() -> None:
+def test_explicit_session_ids_override_chains() -> None:
     trace = [
         request("a", 0, 10, [1, 2], [3], session="s"),
         request("other", 0, 12, [1, 2], [3], session="t"),
@@ -93,20 +93,20 @@ def test_named_sessions_go_by_name_whatever_the_chains_say() -> None:
     assert told.inferred == 0
 
 
-def test_a_nameless_continuation_of_a_named_session_joins_it_as_inferred() -> None:
+def test_continuation_without_session_id_joins_as_inferred() -> None:
     trace = [request("a", 0, 10, [1, 2], [3], session="s"), request("b", 20, 30, [1, 2, 3, 4])]
     told = infer_sessions(trace, B).records[1]
     assert (told.session_id, told.session_source, told.parent_id) == ("s", "inferred", "a")
 
 
-def test_what_a_writer_knew_is_kept() -> None:
+def test_explicit_links_are_preserved() -> None:
     known = request("b", 20, 30, [9], session="s")
     known.parent_id, known.turn, known.think_ms = RequestId("elsewhere"), 7, 3.0
     told = infer_sessions([request("a", 0, 10, [1], session="s"), known], B).records[1]
     assert (told.parent_id, told.turn, told.think_ms) == ("elsewhere", 7, 3.0)
 
 
-def test_without_hashes_nothing_is_said() -> None:
+def test_without_hashes_no_session_is_inferred() -> None:
     record = Record(request_id=RequestId("a"), arrival_ms=0.0, e2e_ms=1.0, prompt_tokens=100)
     assert infer_sessions([record], B).records == [record]
 
@@ -121,7 +121,7 @@ def test_memory_stays_within_its_bound(limit: int) -> None:
         assert len(index._sessions) <= 2
 
 
-def test_many_requests_on_one_block_are_forgotten_from_the_earliest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earliest_requests_on_a_block_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracefile.promptends.MAX_ENDS", 4)
     index = SessionIndex(B)
     for i in range(100):
@@ -132,7 +132,7 @@ def test_many_requests_on_one_block_are_forgotten_from_the_earliest(monkeypatch:
     assert index.link(request("late", 3, 202, [1, 2, 3])).parent_id is None
 
 
-def test_records_somewhat_out_of_finish_order_link_the_same() -> None:
+def test_links_do_not_depend_on_small_disorder() -> None:
     index = SessionIndex(B)
     index.link(request("a2", 1, 12, [1], [2]))
     index.link(request("a1", 0, 10, [1], [2]))
@@ -141,7 +141,7 @@ def test_records_somewhat_out_of_finish_order_link_the_same() -> None:
     index.check_integrity()
 
 
-def test_a_bounded_map_forgets_what_was_not_touched_the_longest() -> None:
+def test_bounded_map_evicts_the_least_recently_touched() -> None:
     recent: BoundedMap[str, int] = BoundedMap(2)
     recent["a"], recent["b"] = 1, 2
     assert recent.touch("a", 0) == 1
@@ -235,14 +235,14 @@ def end(record: Record) -> float:
 
 @settings(max_examples=120, deadline=None)
 @given(traces())
-def test_offline_links_are_the_oracle_s(trace: list[Record]) -> None:
+def test_offline_links_equal_the_oracle(trace: list[Record]) -> None:
     told = infer_sessions(trace, B).records
     assert [r.parent_id for r in told] == [oracle_parent(r, trace) for r in trace]
 
 
 @settings(max_examples=120, deadline=None)
 @given(traces())
-def test_online_links_are_the_oracle_s_on_what_was_given(trace: list[Record]) -> None:
+def test_online_links_equal_the_oracle(trace: list[Record]) -> None:
     index = SessionIndex(B)
     told = [index.link(record) for record in trace]
     assert [r.parent_id for r in told] == [oracle_parent(r, trace[: i + 1]) for i, r in enumerate(trace)]
@@ -250,7 +250,7 @@ def test_online_links_are_the_oracle_s_on_what_was_given(trace: list[Record]) ->
 
 @settings(max_examples=100, deadline=None)
 @given(traces())
-def test_turns_count_up_from_parents_that_ended_before(trace: list[Record]) -> None:
+def test_turns_increase_from_parents_that_ended_before(trace: list[Record]) -> None:
     told = {record.request_id: record for record in infer_sessions(trace, B).records}
     for record in told.values():
         if record.parent_id is None:
@@ -264,6 +264,6 @@ def test_turns_count_up_from_parents_that_ended_before(trace: list[Record]) -> N
         assert record.think_ms >= 0
 
 
-def test_the_oracle_s_tree_names_blocks_by_their_path() -> None:
+def test_oracle_tree_identifies_blocks_by_path() -> None:
     assert chained([0, 1, 1]) == [2, 5, 11]
     assert all(child // 2 == parent for parent, child in pairwise(chained([1, 0, 1, 1])))

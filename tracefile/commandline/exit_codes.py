@@ -57,7 +57,7 @@ def run_command(name: str, main: Callable[[Sequence[str]], int], argv: Sequence[
                 _drop_output()
                 code = 0
             if code == 2:
-                print(f"{name}: error: {_one_line(error)}", file=sys.stderr)
+                print(f"{name}: error: {_error_line(error)}", file=sys.stderr)
                 if isinstance(error, OSError) and error.filename is None:
                     _drop_output()
     sys.exit(code)
@@ -97,7 +97,7 @@ def _was_interrupted(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _one_line(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "the input is nested too deeply; expected a trace"
     if isinstance(error, MemoryError):

@@ -73,7 +73,7 @@ class TraceFile:
         except OSError as error:
             raise InputError(f"{self.path}: {error.strerror or error}; expected a working disk") from error
 
-    def is_in_place(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return False if another process deleted, moved, truncated or wrote the file; True if unknown."""
         try:
             stat_of_fd = os.fstat(self._fd)

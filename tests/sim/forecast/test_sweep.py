@@ -97,7 +97,7 @@ def test_two_processes_give_the_same_points(folder: Path, tmp_path: Path) -> Non
         ("[axes]\ncold-prompts = [1]", "axes.cold-prompts: 1; expected true or false"),
         (
             '[axes]\nroute = ["evil.py:f"]',
-            "axes.route: 'evil.py:f': a policy file is accepted only by the command line",
+            "axes.route: 'evil.py:f': a policy file is accepted only by --route on the command line",
         ),
         ("[axes\n", "Expected ']' at the end of a table declaration (at line 1, column 6); expected TOML"),
         (

@@ -26,7 +26,7 @@ def parsed(tmp_path: Path, toml: str, *words: str, prog: str = "loadgen") -> dic
     return vars(parser(prog).parse_args(["--config", str(file), *words]))
 
 
-def test_a_flag_beside_one_that_excludes_it_is_named() -> None:
+def test_mutually_exclusive_flags_error() -> None:
     given = argparse.Namespace(trace="a", by=None, steps=False, sample=0.0, block_size=8)
     assert given_flags(given, ("by", "sample", "steps", "block_size", "no_such")) == ["--sample", "--block-size"]
     with pytest.raises(InputError, match=r"^--block-size: given with --by; expected only one of the two$"):
@@ -34,14 +34,14 @@ def test_a_flag_beside_one_that_excludes_it_is_named() -> None:
     refuse_beside("--by", given, ("by", "steps"))
 
 
-def test_a_flag_that_needs_another_is_named_with_it() -> None:
+def test_missing_required_flag_error() -> None:
     given = argparse.Namespace(by=None, steps=False, sample=0.0)
     with pytest.raises(InputError, match=r"^--sample: without --by; expected both flags$"):
         refuse_without("--by", given, ("steps", "sample"))
     refuse_without("--by", given, ("by", "steps"))
 
 
-def test_flags_come_from_the_table_of_the_command_and_the_command_line_wins(tmp_path: Path) -> None:
+def test_command_line_overrides_the_config_table(tmp_path: Path) -> None:
     toml = (
         '[tap]\nrate = 9\n[loadgen]\nurl = "http://a"\nrate = 2\nslo = ["x", "y"]\nignore-eos = true\n'
         "[loadgen.sweep]\nz = 1\n"
@@ -57,7 +57,7 @@ def test_flags_come_from_the_table_of_the_command_and_the_command_line_wins(tmp_
 
 
 @pytest.mark.parametrize("policy", ["evil.py:pick", "cost,evil.py:pick:seed=1", "./evil.py"])
-def test_a_file_of_flags_runs_no_code(policy: str, tmp_path: Path) -> None:
+def test_config_file_runs_no_code(policy: str, tmp_path: Path) -> None:
     made = parser()
     made.add_argument("--route")
     (tmp_path / "kvtape.toml").write_text(f'[loadgen]\nurl = "a"\nroute = "{policy}"\n')
@@ -76,7 +76,7 @@ def test_a_file_of_flags_runs_no_code(policy: str, tmp_path: Path) -> None:
         ("[tap]\nrate = 1", "expected a table [loadgen] with flags of loadgen"),
     ],
 )
-def test_a_mistake_names_the_file_and_the_key(tmp_path: Path, toml: str, said: str) -> None:
+def test_config_error_has_file_and_key(tmp_path: Path, toml: str, said: str) -> None:
     with pytest.raises(InputError) as refused:
         parsed(tmp_path, toml)
     assert str(refused.value).startswith(f"{tmp_path / 'kvtape.toml'}: ")

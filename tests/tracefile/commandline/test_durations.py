@@ -22,11 +22,11 @@ def test_a_duration_is_a_number_with_its_unit(text: str, expected: float) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1s", "1 s", "1e3s", "1w", "1m30s", "nan", "inf", "5S"])
-def test_other_texts_are_no_durations(text: str) -> None:
+def test_invalid_durations(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected a number and its unit"):
         duration(text)
 
 
-def test_a_number_without_a_unit_is_refused_with_the_units_to_add() -> None:
+def test_number_without_unit_error_suggests_units() -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"'30' has no unit; expected 30s, 30ms, 30m or 30h"):
         duration("30")

@@ -42,7 +42,7 @@ def raises(error: BaseException) -> Callable[[Sequence[str]], int]:
         ),
     ],
 )
-def test_an_end_is_an_exit_code_and_at_most_one_line(
+def test_exit_codes_and_error_lines(
     main: Callable[[Sequence[str]], int], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exited:
@@ -72,18 +72,18 @@ def test_a_full_disk_behind_stdout_is_one_line(trace: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["info {}", "convert {} -"])
-def test_a_reader_who_goes_away_is_no_failure(command: str, trace: Path) -> None:
+def test_closed_pipe_is_no_error(command: str, trace: Path) -> None:
     assert shell(f"tracefile {command.format(trace)} | true") == (0, "")
 
 
-def test_a_trace_passes_from_stdin_to_stdout_and_only_once(trace: Path) -> None:
+def test_stdin_to_stdout_works_for_one_pass(trace: Path) -> None:
     assert shell(f"cat {trace} | tracefile convert - - | grep -q prompt_tokens") == (0, "-: 1 records\n")
     said = "tracefile: error: /dev/stdin: a pipe; expected a file: this command reads the trace more than once\n"
     assert shell(f"cat {trace} | tracefile convert - - --anonymize") == (2, said)
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&-", "<&- >&- 2>&-"])
-def test_no_socket_takes_the_number_of_a_closed_stream(closed: str) -> None:
+def test_closed_standard_streams_are_reopened(closed: str) -> None:
     """libuv ends the process where it closes one of these numbers, in children too."""
     text = (
         "import socket, subprocess, sys; from tracefile.commandline.exit_codes import run_command\n"

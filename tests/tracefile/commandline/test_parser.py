@@ -43,23 +43,23 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ([], "tool: error: missing: command; see tool --help"),
     ],
 )
-def test_a_mistake_is_one_line(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_is_one_line(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert said in refusal(capsys, *argv)
 
 
-def test_values_that_look_like_flags_are_values() -> None:
+def test_negative_values_are_not_flags() -> None:
     found = parser().parse_args(["run", "-oa", "--number", "-3", "--wait=1m", "--", "--odd"])
     assert (found.output, found.number, found.wait, found.trace) == ("a", -3, 60.0, "--odd")
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["run", "--version"]])
-def test_every_parser_tells_the_version(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_parser_has_version(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:
         parser().parse_args(argv)
     assert (exited.value.code, capsys.readouterr().out) == (0, f"kvtape {VERSION}\n")
 
 
-def test_a_rare_setting_is_given_in_a_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_only_setting_is_rejected_as_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = Parser(prog="tap")
     parser.add_setting("--backlog", type=int, default=128, help="connections that wait")
     (tmp_path / "tap.toml").write_text("[tap]\nbacklog = 7\n")

@@ -28,12 +28,12 @@ def test_every_task_has_its_result(procs: int) -> None:
     assert found == {number: number * number for number in range(9)}
 
 
-def test_a_process_that_dies_is_said_in_a_line() -> None:
+def test_dead_worker_process_is_a_one_line_error() -> None:
     with pytest.raises(InputError, match="a worker process died"):
         list(results(Square(5), range(9), procs=2))
 
 
-def test_what_was_done_before_an_interrupt_is_there_and_nothing_is_left_running() -> None:
+def test_interrupt_keeps_results_and_stops_all_processes() -> None:
     coming: Any = results(Square(100), range(50), procs=2)
     task, result = next(coming)
     assert result == task * task

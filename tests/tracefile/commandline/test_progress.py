@@ -17,7 +17,7 @@ from tracefile.commandline.progress import counted
         (9, 1.0, []),
     ],
 )
-def test_a_log_has_a_line_in_ten_seconds_and_none_of_nothing_left(
+def test_log_has_a_progress_line_every_ten_seconds(
     number: int, each_s: float, said: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now_s = 0.0

@@ -34,14 +34,14 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("algorithm", ["xxh3_64", "blake2b"])
-def test_known_answers_hold_on_every_machine(algorithm: Literal["xxh3_64", "blake2b"]) -> None:
+def test_known_answers(algorithm: Literal["xxh3_64", "blake2b"]) -> None:
     assert BlockHasher(KEY, algorithm, 16, model="m").hash_blocks(range(40)) == KNOWN[algorithm]
     assert KEY.key_id == "3cf7051b19e69b5f"
     assert keyed_id(KEY, "session", "a") == "e57b9796e9ea57a6e5a851d7"
 
 
 @given(tokens, st.integers(1, 9), algorithms)
-def test_the_chain_is_its_definition(ids: list[int], block_size: int, algorithm: Literal["xxh3_64", "blake2b"]) -> None:
+def test_chain_equals_its_definition(ids: list[int], block_size: int, algorithm: Literal["xxh3_64", "blake2b"]) -> None:
     def h(data: bytes) -> bytes:
         if algorithm == "blake2b":
             return hashlib.blake2b(data, digest_size=8, key=KEY.secret, person=b"block hash").digest()
@@ -59,7 +59,7 @@ def test_the_chain_is_its_definition(ids: list[int], block_size: int, algorithm:
 
 
 @given(tokens, st.integers(0, 8))
-def test_extending_a_chain_is_hashing_it_whole(ids: list[int], blocks: int) -> None:
+def test_extend_equals_hashing_the_complete_prompt(ids: list[int], blocks: int) -> None:
     hasher = BlockHasher(KEY, block_size=4)
     whole = hasher.hash_blocks(ids)
     blocks = min(blocks, len(whole))
@@ -67,7 +67,7 @@ def test_extending_a_chain_is_hashing_it_whole(ids: list[int], blocks: int) -> N
 
 
 @given(tokens, tokens)
-def test_chains_agree_exactly_as_far_as_the_tokens_do(first: list[int], second: list[int]) -> None:
+def test_chains_are_equal_exactly_up_to_the_shared_prefix(first: list[int], second: list[int]) -> None:
     hasher = BlockHasher(KEY, block_size=2)
     agree = [a == b for a, b in zip(first, second, strict=False)]
     shared = [*agree, False].index(False) // 2
@@ -75,7 +75,7 @@ def test_chains_agree_exactly_as_far_as_the_tokens_do(first: list[int], second: 
         assert (a == b) == (i < shared)
 
 
-def test_every_part_of_the_root_matters_and_none_runs_into_the_next() -> None:
+def test_every_field_of_the_root_changes_the_hash() -> None:
     other = HashKey(bytes(32))
     roots = [
         BlockHasher(KEY, model="m"),
@@ -93,25 +93,25 @@ def test_every_part_of_the_root_matters_and_none_runs_into_the_next() -> None:
 
 
 @pytest.mark.parametrize("ids", [[-1] * 16, [2**32] * 16, [1.5] * 16, np.array([-1] * 16), np.array([2**32] * 16)])
-def test_ids_that_are_no_u32_are_refused(ids: list[int]) -> None:
+def test_token_ids_outside_u32_are_rejected(ids: list[int]) -> None:
     with pytest.raises(InputError, match="token ids"):
         BlockHasher(KEY).hash_blocks(ids)
 
 
-def test_the_key_shows_in_nothing(tmp_path: Path) -> None:
+def test_key_is_never_printed(tmp_path: Path) -> None:
     key = load_key(tmp_path / "key")
     shown = f"{key} {key!r} {key.key_id} {BlockHasher(key).info}"
     assert key.secret.hex() not in shown
     assert not re.search(re.escape(repr(key.secret)), shown)
 
 
-def test_ids_are_apart_by_kind_and_key() -> None:
+def test_keyed_ids_differ_by_kind_and_key() -> None:
     kinds = [("session", "a"), ("request", "a"), ("session", "b"), ("sessiona", ""), ("sessio", "na")]
     ids = [keyed_id(key, *kind) for key, kind in itertools.product([KEY, HashKey(bytes(32))], kinds)]
     assert len(set(ids)) == len(ids)
 
 
-def test_a_key_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
+def test_key_is_created_once_with_mode_0600(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "key"
     with ThreadPoolExecutor(8) as pool:
         keys = set(pool.map(lambda _: load_key(path), range(32)))
@@ -120,7 +120,7 @@ def test_a_key_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
     assert [found.name for found in path.parent.iterdir()] == ["key"]  # nothing is left aside
 
 
-def test_the_environment_names_the_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_file_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVTAPE_KEY_FILE", str(tmp_path / "named"))
     assert load_key() == load_key(tmp_path / "named")
     monkeypatch.delenv("KVTAPE_KEY_FILE")
@@ -129,7 +129,7 @@ def test_the_environment_names_the_key_file(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("content", ["", "xyz", "00" * 31, "00" * 33, "é", "00" * 32, "a5" * 32, "0123" * 16])
-def test_a_file_that_is_no_key_is_refused(tmp_path: Path, content: str) -> None:
+def test_invalid_key_file_is_rejected(tmp_path: Path, content: str) -> None:
     path = tmp_path / "key"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match=re.escape(str(path))):
@@ -140,7 +140,7 @@ def test_a_file_that_is_no_key_is_refused(tmp_path: Path, content: str) -> None:
     ("mode", "warned"),
     [(0o600, None), (0o400, None), (0o640, "its group"), (0o644, "all users"), (0o604, "all users")],
 )
-def test_a_key_that_others_can_read_is_warned_of(
+def test_key_readable_by_other_users_gives_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: int, warned: str | None
 ) -> None:
     path = tmp_path / "key"
@@ -151,7 +151,7 @@ def test_a_key_that_others_can_read_is_warned_of(
     assert said == (f"warning: {path}: {warned} can read this secret key; expected mode 0600\n" if warned else "")
 
 
-def test_a_key_that_another_user_hands_to_a_group_is_as_a_mounted_secret_is(
+def test_group_readable_key_of_another_user_is_accepted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load_key(tmp_path / "key")
@@ -162,7 +162,7 @@ def test_a_key_that_another_user_hands_to_a_group_is_as_a_mounted_secret_is(
 
 
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(1, 5), st.integers(1, 4), st.data())
-def test_a_thinned_chain_shares_exactly_what_hashing_at_the_coarse_size_shares(
+def test_downsampled_chain_shares_the_prefixes_of_the_larger_block_size(
     prompt: int, output: int, block_size: int, factor: int, data: st.DataObject
 ) -> None:
     """Two requests with a common beginning: coarse hashes agree where the thinned ones do, and are as many."""
@@ -191,7 +191,7 @@ def hashed(ids: list[int], prompt: int, output: int, block_size: int) -> Record:
     )
 
 
-def test_a_chain_that_stops_early_loses_its_output_when_thinned() -> None:
+def test_downsampling_drops_output_hashes_after_missing_prompt_hashes() -> None:
     record = Record(
         request_id=RequestId("a"),
         prompt_tokens=8,

@@ -51,7 +51,7 @@ few_tokens = st.lists(st.integers(0, 2), max_size=14)
 
 
 @given(st.lists(st.tuples(few_tokens, st.none() | few_tokens.filter(bool)), min_size=1, max_size=12))
-def test_any_two_chains_share_as_many_keys_as_tokens(requests: list[tuple[list[int], list[int] | None]]) -> None:
+def test_token_chains_share_as_many_keys_as_tokens(requests: list[tuple[list[int], list[int] | None]]) -> None:
     finder = BranchFinder(SIZE)
     records = [captured(finder, prompt, output, number) for number, (prompt, output) in enumerate(requests)]
     finder.check_integrity()
@@ -67,7 +67,9 @@ def test_any_two_chains_share_as_many_keys_as_tokens(requests: list[tuple[list[i
 
 
 @given(st.lists(few_tokens, min_size=1, max_size=20), st.integers(1, 40))
-def test_bounded_memory_forgets_the_least_recent_and_never_claims_too_much(prompts: list[list[int]], most: int) -> None:
+def test_branch_finder_evicts_the_least_recent_chain_and_never_overestimates(
+    prompts: list[list[int]], most: int
+) -> None:
     finder = BranchFinder(SIZE, max_tokens=most)
     records = []
     for number, prompt in enumerate(prompts):
@@ -83,7 +85,7 @@ def test_bounded_memory_forgets_the_least_recent_and_never_claims_too_much(promp
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.zst"])
-def test_files_keep_branches(tmp_path: Path, suffix: str) -> None:
+def test_branches_round_trip(tmp_path: Path, suffix: str) -> None:
     finder = BranchFinder(SIZE)
     records = [captured(finder, [1, 2, 3, 4, 5, number], None, number) for number in range(3)]
     records[2] = msgspec.structs.replace(records[2], branch_hash=2**64 - 1)
@@ -97,7 +99,7 @@ def test_files_keep_branches(tmp_path: Path, suffix: str) -> None:
         assert common(list(one.block_hashes or ()), list(other.block_hashes or ())) == 5
 
 
-def test_a_trace_is_made_coarser_by_whole_multiples(tmp_path: Path) -> None:
+def test_block_size_must_be_a_multiple(tmp_path: Path) -> None:
     finder = BranchFinder(SIZE)
     records = [
         captured(finder, prompt, None, number) for number, prompt in enumerate(([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 0]))
@@ -118,7 +120,7 @@ def test_a_trace_is_made_coarser_by_whole_multiples(tmp_path: Path) -> None:
         main(["convert", str(tmp_path / "t.jsonl"), str(tmp_path / "o"), "--block-size", "6"])
 
 
-def test_branches_in_a_circle_end() -> None:
+def test_cyclic_branches_terminate() -> None:
     branches = Branches(SIZE)
     for number, (own, other) in enumerate([(7, 8), (8, 7), (9, 9)]):
         branches.learn(

@@ -46,14 +46,14 @@ def test_a_trace_is_read_by_its_folder_its_manifest_or_its_name(bucket: Any, fol
     assert trace_digest(given) == trace_digest(folder)
 
 
-def test_a_segment_that_is_not_there_any_more_is_told(bucket: Any, folder: Path) -> None:
+def test_missing_segment_gives_a_warning(bucket: Any, folder: Path) -> None:
     bucket.rm("/traces/host-1/tap-000002.jsonl.zst")
     with open_trace(URL) as reader:
         assert [record.request_id for record in reader] == ["r0", "r2"]
         assert reader.warnings == [f"{URL}: read without 1 of its segments (tap-000002.jsonl.zst …): missing"]
 
 
-def test_two_traces_in_one_folder_are_told_apart_by_name(bucket: Any, folder: Path) -> None:
+def test_two_traces_in_a_folder_are_separated_by_name(bucket: Any, folder: Path) -> None:
     bucket.pipe_file("/traces/host-1/tap-b-000001.jsonl.zst", b"another's")
     with pytest.raises(InputError, match="segments of tap and tap-b; expected"):
         load_trace(URL)
@@ -78,7 +78,7 @@ def test_a_file_url_is_a_path(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ("nosuch://user:CANARY@host/x?token=CANARY", "nosuch://host/x: ValueError; expected a trace"),
     ],
 )
-def test_what_cannot_be_read_is_told_without_credentials(url: str, said: str) -> None:
+def test_url_errors_have_no_credentials(url: str, said: str) -> None:
     with pytest.raises(InputError) as refused:
         load_trace(url)
     assert said in str(refused.value)

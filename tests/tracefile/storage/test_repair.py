@@ -62,7 +62,7 @@ def go_on(path: Path, more: list[Record]) -> None:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @settings(deadline=None, max_examples=60)
 @given(filled=sizes, share=st.floats(0, 1))
-def test_any_cut_of_any_file_keeps_exactly_its_complete_records(
+def test_repair_keeps_exactly_the_complete_records(
     tmp_path_factory: pytest.TempPathFactory, suffix: str, filled: list[tuple[int, bool]], share: float
 ) -> None:
     path = tmp_path_factory.mktemp("cut") / f"a.jsonl{suffix}"
@@ -84,7 +84,7 @@ def test_any_cut_of_any_file_keeps_exactly_its_complete_records(
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_cut_of_a_small_file_is_mended(tmp_path: Path, suffix: str) -> None:
+def test_every_truncation_of_a_small_file_is_repaired(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.jsonl{suffix}"
     written = write(path, [(0, True), (40, True), (3, True)])
     whole = path.read_bytes()
@@ -102,7 +102,7 @@ def test_every_cut_of_a_small_file_is_mended(tmp_path: Path, suffix: str) -> Non
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES[1:])
-def test_only_a_torn_frame_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+def test_only_the_torn_frame_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     monkeypatch.setattr("tracefile.storage.compression.FRAME_BYTES", 1000)
     path = tmp_path / f"a.jsonl{suffix}"
     written = write(path, [(400, True)] * 20)
@@ -117,9 +117,7 @@ def test_only_a_torn_frame_is_written_again(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 5000))
-def test_what_a_power_cut_leaves_as_zeros_is_dropped(
-    tmp_path_factory: pytest.TempPathFactory, suffix: str, zeros: int
-) -> None:
+def test_zeros_after_a_power_cut_are_dropped(tmp_path_factory: pytest.TempPathFactory, suffix: str, zeros: int) -> None:
     path = tmp_path_factory.mktemp("zeros") / f"a.jsonl{suffix}"
     write(path, [(10, True)] * 3)
     whole = path.read_bytes()
@@ -165,7 +163,7 @@ def test_several_headers_and_streams_in_one_file_are_no_damage(tmp_path: Path) -
 @pytest.mark.parametrize(
     "content", [b"precious\n", b"precious", b'{"a": 1}\n{"b": 2}\n', b'{"meta": {"schema": "x/1"}}\n']
 )
-def test_a_file_that_is_no_trace_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_rejected_and_unchanged(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "notes.jsonl"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"notes\.jsonl"):

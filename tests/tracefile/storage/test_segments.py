@@ -71,7 +71,7 @@ def test_segments_read_as_one_trace_by_folder_manifest_or_name(trace: Path) -> N
             assert reader.warnings == []
 
 
-def test_a_place_in_a_segment_is_named_as_such(trace: Path) -> None:
+def test_errors_have_the_line_in_the_segment(trace: Path) -> None:
     with open_trace(trace) as reader:
         places = {str(found.request_id): reader.where() for found in reader}
         assert places["r2"] == f"{segment_path(trace, 1)}:4"
@@ -84,12 +84,12 @@ def test_a_place_in_a_segment_is_named_as_such(trace: Path) -> None:
         ]
 
 
-def test_the_digest_is_that_of_the_records_however_they_are_cut(trace: Path, tmp_path: Path) -> None:
+def test_digest_does_not_depend_on_segments(trace: Path, tmp_path: Path) -> None:
     whole = write(tmp_path / "whole.jsonl", range(9))
     assert trace_digest(trace.parent) == trace_digest(whole) == trace_digest(manifest_path(trace))
 
 
-def test_a_torn_segment_costs_its_torn_line_and_the_next_is_read(trace: Path) -> None:
+def test_torn_segment_loses_one_line_and_the_next_is_read(trace: Path) -> None:
     first = segment_path(trace, 1)
     plain = Path(str(first).removesuffix(".zst"))
     plain.write_bytes(b'{"meta":{"schema":"kvtape/1","source":"tap","block_size":16,"epoch_unix_ns":1000}}\n')
@@ -101,14 +101,14 @@ def test_a_torn_segment_costs_its_torn_line_and_the_next_is_read(trace: Path) ->
         assert f"{plain}:3: torn last line" in reader.warnings[-1]
 
 
-def test_a_segment_that_is_closed_while_the_trace_is_read_is_found_under_its_name(trace: Path) -> None:
+def test_segment_closed_during_reading_is_opened_by_its_new_name(trace: Path) -> None:
     with open_trace(trace) as reader:
         assert next(reader) == record(0)
         part_path(segment_path(trace, 3)).rename(segment_path(trace, 3))
         assert list(reader) == [record(i) for i in range(1, 9)]
 
 
-def test_what_is_no_folder_of_one_trace_is_refused(trace: Path, tmp_path: Path) -> None:
+def test_folder_without_exactly_one_trace_is_rejected(trace: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(
@@ -142,7 +142,7 @@ def test_a_manifest_is_checked(trace: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "..", "../other.jsonl", "/etc/passwd", "a\0b", "a" * 256])
-def test_a_manifest_names_files_beside_it_alone(trace: Path, name: str) -> None:
+def test_manifest_refers_to_its_folder_only(trace: Path, name: str) -> None:
     path = manifest_path(trace)
     found = msgspec.json.decode(path.read_bytes())
     found["segments"][0]["name"] = name
