@@ -101,7 +101,7 @@ def responses_usage(prompt: int, output: int, cached: int) -> dict[str, Any]:
         (b"/model/alicecanary/converse-stream", "/converse-stream"),
     ],
 )
-def test_which_posts_are_recorded_and_under_what_name(target: bytes, endpoint: str | None) -> None:
+def test_recorded_endpoints(target: bytes, endpoint: str | None) -> None:
     assert recorded_endpoint(target) == endpoint
 
 
@@ -156,7 +156,7 @@ def native(content: str, ids: list[int], **fields: Any) -> dict[str, Any]:
         ("/v1/completions", [1], "engine"),
     ],
 )
-def test_llamacpps_own_completion_is_recorded_with_its_chain_and_counts(
+def test_llamacpp_native_completion(
     endpoint: str, prompt: str | list[int], source: str
 ) -> None:
     body = {"prompt": prompt, "n_predict": 3, "n_cmpl": 2, "stream": True, "model": "m"}
@@ -191,7 +191,7 @@ def test_a_response_without_its_end_is_incomplete() -> None:
         ({"input": [{"type": "reasoning", "encrypted_content": "gAAA"}]}, "encrypted_reasoning"),
     ],
 )
-def test_a_response_to_what_the_server_keeps_has_no_chain_and_a_reason(fields: dict[str, Any], reason: str) -> None:
+def test_requests_with_server_state_are_unhashed(fields: dict[str, Any], reason: str) -> None:
     answer = {"status": "completed", "usage": responses_usage(9, 1, 0), "output": []}
     found = made("/v1/responses", {"model": "m", "input": "go on", **fields}, answer)
     assert (found.unhashed, found.record.block_hashes, found.record.prompt_tokens) == (reason, None, 9)
@@ -199,7 +199,7 @@ def test_a_response_to_what_the_server_keeps_has_no_chain_and_a_reason(fields: d
     assert session == (keyed_id(KEY, "session", "conv_1") if reason == "conversation" else None)
 
 
-def test_the_engines_own_ids_make_a_chain_where_the_request_does_not_tell_its_prompt() -> None:
+def test_engine_token_ids_are_hashed_if_the_prompt_is_not_in_the_request() -> None:
     ids = list(range(9))
     answer = {
         "status": "completed", "output": [], "usage": responses_usage(9, 2, 0),
@@ -211,7 +211,7 @@ def test_the_engines_own_ids_make_a_chain_where_the_request_does_not_tell_its_pr
     assert (found.unhashed, found.prompt_count_matches) == (None, True)
 
 
-def test_a_streamed_message_with_tools_and_a_prompt_in_three_parts() -> None:
+def test_streamed_message_with_tools_and_cached_prompt() -> None:
     body = {
         "model": "m", "max_tokens": 9, "stream": True, "system": [{"type": "text", "text": "be"}],
         "tools": [{"name": "sail", "input_schema": {}}], "metadata": {"user_id": "s"},
@@ -254,7 +254,7 @@ def test_an_embeddings_prompt_is_hashed_as_a_completions_is_and_a_batch_is_not()
         ("/v1/audio/transcriptions", b"--boundary\r\n\x00", {"text": "said"}, "application/json", "form"),
     ],
 )
-def test_any_other_endpoint_is_recorded_by_its_shape(
+def test_unknown_endpoint_is_recorded_by_shape(
     endpoint: str, body: Any, answer: Any, content_type: str, reason: str
 ) -> None:
     found = made(endpoint, body, answer, response_headers={"content-type": content_type})
@@ -263,7 +263,7 @@ def test_any_other_endpoint_is_recorded_by_its_shape(
     assert found.unhashed == {"other": "other_endpoint", "form": "request_not_json"}[reason]
 
 
-def test_several_choices_count_together_and_have_no_one_output_chain() -> None:
+def test_several_choices_have_summed_tokens_and_no_output_hashes() -> None:
     choices = [{"index": index, "text": "ab", "token_ids": [5, 6]} for index in range(3)]
     answer = {"choices": choices, "usage": {"prompt_tokens": 4, "completion_tokens": 6}}
     body = {"model": "m", "prompt": [1, 2, 3, 4], "n": 3, "logprobs": 5}
@@ -280,7 +280,7 @@ def usage_of(details: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("dialect", "expected"), [("sglang", [None, 3, 0]), ("vllm", [None, 3, None]), ("llamacpp", [None, 3, None])]
 )
-def test_sglang_leaves_out_a_zero_and_only_a_trace_that_shows_it_reports_is_read_so(
+def test_sglang_missing_cached_tokens_are_zero_after_a_report(
     dialect: DialectName, expected: list[int | None]
 ) -> None:
     recorder = maker(dialect=dialect)
@@ -292,7 +292,7 @@ def test_sglang_leaves_out_a_zero_and_only_a_trace_that_shows_it_reports_is_read
     assert failed.cached_tokens is None, "no usage, no count"
 
 
-def test_kept_headers_the_upstream_and_what_was_injected_are_in_the_record() -> None:
+def test_record_has_headers_upstream_and_injections() -> None:
     recorder = maker(keep_headers=("x-team", "x-none"))
     body, answer = {"model": "m", "prompt": [1, 2, 3, 4]}, usage_of(None)
     headers = {"x-team": "search", "x-request-id": "r"}
@@ -332,7 +332,7 @@ def test_a_cut_stream_without_usage_has_no_count_of_output_tokens() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_without_content_type_is_read_as_it_was_asked_for(stream: bool) -> None:
+def test_response_without_content_type(stream: bool) -> None:
     """A gateway leaves the header out."""
     body, answer = {"model": "m", "prompt": [1, 2, 3, 4], "stream": stream}, usage_of({"cached_tokens": 0})
     record = made("/v1/completions", body, [answer] if stream else answer, response_headers={}).record
@@ -372,7 +372,7 @@ def test_whatever_is_sent_has_a_record_that_can_be_written(endpoint: str, body: 
         ({"max_tokens": 0, "n": 2}, (0, 2)),
     ],
 )
-def test_odd_counts_of_a_client_are_null(fields: Any, shape: tuple[Any, Any]) -> None:
+def test_invalid_counts_of_a_client_are_null(fields: Any, shape: tuple[Any, Any]) -> None:
     record = made("/v1/completions", {"model": "m", "prompt": [1, 2, 3, 4], **fields}, usage_of(None)).record
     assert (record.max_tokens, record.n) == shape
     assert_checked(record)
@@ -392,7 +392,7 @@ def assert_checked(record: Record) -> None:
         ((4, 2, 4), (4, 2, 4)),
     ],
 )
-def test_usage_that_no_engine_can_have_is_not_believed(usage: Any, counts: Any) -> None:
+def test_impossible_usage_is_ignored(usage: Any, counts: Any) -> None:
     prompt, output, cached = usage
     details = None if cached is None else {"cached_tokens": cached}
     told = {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
@@ -408,17 +408,17 @@ def test_usage_that_no_engine_can_have_is_not_believed(usage: Any, counts: Any) 
 
 
 @pytest.mark.parametrize("reason", ["alice's secret", "x" * 100, "\x1b[2J", "kanarie"])
-def test_a_finish_reason_of_any_text_is_other(reason: str) -> None:
+def test_unknown_finish_reason_is_recorded_as_other(reason: str) -> None:
     answer = {"choices": [{"text": "a", "finish_reason": reason}]}
     assert made("/v1/completions", {"model": "m", "prompt": [1]}, answer).record.finish_reason == "other"
 
 
 @pytest.mark.parametrize("model", ["a\x1b[2Jb", "a\nb", "m" * 201, "\u202eabc"])
-def test_a_model_that_could_move_a_cursor_is_no_name(model: str) -> None:
+def test_model_names_with_control_characters_are_ignored(model: str) -> None:
     assert made("/v1/completions", {"model": model, "prompt": [1]}, usage_of(None)).record.model is None
 
 
-def test_a_long_cache_salt_is_kept_nowhere() -> None:
+def test_long_cache_salt_is_not_cached() -> None:
     recorder = maker(LetterTokenizer())
     before = bytes_held_after(lambda: None)
     chains = set()

@@ -17,7 +17,7 @@ def state(engine: RoutedEngine) -> tuple[int, float, float]:
     return engine.requests, engine.prefill_tokens, engine.in_flight_tokens
 
 
-def test_a_request_is_on_the_account_from_sending_to_its_end() -> None:
+def test_load_counts_requests_in_flight() -> None:
     router = Router(NAMES, round_robin)
     first = request(0)
     assert router.choose(first) == 0
@@ -49,7 +49,7 @@ def test_blocks_sent_before_need_no_prefill() -> None:
     assert [engine.overlap for engine in router.engines] == [0, 0]
 
 
-def test_policies_see_healthy_engines_and_all_where_none_is() -> None:
+def test_policies_see_healthy_engines_or_all_if_none_is_healthy() -> None:
     seen: list[list[int]] = []
 
     def last(_: RoutedRequest, engines: object) -> int:
@@ -69,7 +69,7 @@ def test_policies_see_healthy_engines_and_all_where_none_is() -> None:
     assert seen == [[0, 2], [0], [0, 1, 2], [1]]
 
 
-def test_a_policy_that_learns_is_told_of_sendings_and_ends() -> None:
+def test_a_learner_is_notified_of_dispatch_and_end() -> None:
     class Learning:
         def __init__(self) -> None:
             self.told: list[tuple[str, int, int]] = []

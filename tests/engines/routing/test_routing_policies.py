@@ -46,13 +46,13 @@ def idle(count: int) -> list[RoutedEngine]:
     return [engine(index=index) for index in range(count)]
 
 
-def test_least_loaded_looks_at_requests_then_at_prefill_then_in_turn() -> None:
+def test_least_loaded_ties_go_to_fewest_prefill_tokens_then_round_robin() -> None:
     assert least_loaded(request(), [engine(3), engine(2, prefill_tokens=900)]) == 1
     assert least_loaded(request(), [engine(2, prefill_tokens=50), engine(2, prefill_tokens=40)]) == 1
     assert [least_loaded(request(number), idle(3)) for number in range(4)] == [0, 1, 2, 0]
 
 
-def test_a_session_stays_where_it_is_and_mostly_so_with_one_engine_more() -> None:
+def test_session_hash_is_sticky_and_mostly_so_after_adding_an_engine() -> None:
     names = [b"session %d" % number for number in range(2000)]
     of_four = [session_hash(request(7, name), idle(4)) for name in names]
     of_five = [session_hash(request(9, name), idle(5)) for name in names]
@@ -65,7 +65,7 @@ def test_a_session_stays_where_it_is_and_mostly_so_with_one_engine_more() -> Non
 
 
 @given(st.lists(st.binary(min_size=1, max_size=8), max_size=60), st.integers(2, 9), st.data())
-def test_an_engine_that_leaves_moves_only_its_own_sessions(
+def test_removing_an_engine_moves_only_its_sessions(
     sessions: list[bytes], count: int, data: st.DataObject
 ) -> None:
     router = Router([f"http://engine-{index}" for index in range(count)], session_hash)
@@ -79,7 +79,7 @@ def test_an_engine_that_leaves_moves_only_its_own_sessions(
     assert [router.choose(request(0, session)) for session in sessions] == before
 
 
-def test_the_longest_prefix_wins_unless_it_is_short_or_its_engine_overloaded() -> None:
+def test_longest_prefix_wins_unless_short_or_engine_overloaded() -> None:
     holder, other = engine(4, 6), engine(0, 2)
     assert longest_prefix(request(), [other, holder, other]) == 1
     # Two of ten blocks are too few to queue for.
@@ -97,7 +97,7 @@ def test_the_longest_prefix_wins_unless_it_is_short_or_its_engine_overloaded() -
     st.integers(0, 10**9),
     st.sampled_from([None, b"a"]),
 )
-def test_a_policy_names_an_engine_and_changes_none(
+def test_policies_return_an_index_and_do_not_mutate_engines(
     name: str, states: Sequence[tuple[int, int, float]], number: int, session: bytes | None
 ) -> None:
     engines = [
@@ -114,7 +114,7 @@ COSTS = RoutingCosts(
 )
 
 
-def test_predicted_ttft_is_api_server_and_prefills_in_steps() -> None:
+def test_predicted_ttft_is_api_server_time_plus_prefill_steps() -> None:
     wanted = request(prompt_tokens=200)
     # 2 + 200 × 0.1 + 200² / 2 × 1e-4 + one step of 5.
     assert predicted_ttfts_ms(wanted, [with_costs(engine())]) == [pytest.approx(2 + 20 + 2 + 5)]
@@ -140,7 +140,7 @@ def assert_books_add_up(policy: WorkloadAware) -> None:
     assert resting <= {name for _, name in policy._thinking}
 
 
-def test_workload_aware_leaves_a_free_engine_that_will_be_busy_in_a_few_turns() -> None:
+def test_workload_aware_avoids_an_idle_engine_with_many_active_sessions() -> None:
     policy = WorkloadAware()
     router = Router(["a", "b"], policy)
     # Ten sessions of two turns, growing by 1,000 tokens, all on engine 0, each request 1 s, each rest 1 s.
@@ -164,7 +164,7 @@ def test_workload_aware_leaves_a_free_engine_that_will_be_busy_in_a_few_turns() 
     assert policy.statistics.continuation_probability(2) < 0.3
 
 
-def test_workload_aware_counts_the_prefill_that_others_lose() -> None:
+def test_workload_aware_counts_prefill_of_evicted_contexts() -> None:
     router = Router(["a", "b"], WorkloadAware(), capacity_blocks=100)
     router.sent(RoutedRequest(0, 0.0, b"s", [], 16, 800), 0)
     router.ended(0, 1.0)
@@ -180,7 +180,7 @@ def test_workload_aware_counts_the_prefill_that_others_lose() -> None:
         max_size=60,
     )
 )
-def test_workload_aware_books_add_up(steps: list[tuple[int, int, float, bool, int]]) -> None:
+def test_workload_aware_resident_counts_are_consistent(steps: list[tuple[int, int, float, bool, int]]) -> None:
     policy = WorkloadAware()
     router = Router(["a", "b", "c"], policy)
     now_s = 0.0

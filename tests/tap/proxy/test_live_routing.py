@@ -36,7 +36,7 @@ def idle(tap: Any) -> bool:
 
 
 @pytest.mark.parametrize("policy", ["prefix", "cost"])
-def test_prompts_with_one_start_go_where_it_was_and_their_bytes_are_unchanged(lab: Any, policy: str) -> None:
+def test_shared_prefixes_go_to_the_same_upstream_unchanged(lab: Any, policy: str) -> None:
     bodies = [prompt(name * 3000 + f" turn {turn}") for name in "abc" for turn in range(3)]
 
     async def scenario() -> None:
@@ -71,7 +71,7 @@ async def slow_post(tap: Any, start: bytes, rest: bytes, upstreams: Sequence[Any
     return raw
 
 
-def test_a_slow_upload_is_routed_by_what_has_come(lab: Any) -> None:
+def test_slow_upload_is_routed_by_the_bytes_received(lab: Any) -> None:
     body = prompt("s" * 9000)
 
     async def scenario() -> None:
@@ -92,7 +92,7 @@ def test_a_slow_upload_is_routed_by_what_has_come(lab: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_a_client_that_leaves_before_the_choice_costs_no_request(lab: Any) -> None:
+def test_client_that_disconnects_before_routing_sends_nothing(lab: Any) -> None:
     async def scenario() -> None:
         async with (
             upstreams_of(lab, answer, answer) as started,
@@ -115,7 +115,7 @@ def end_wait(upstreams: Upstreams, place: int) -> None:
     upstreams.all[place].ejection.until_s = 1e-6
 
 
-def test_an_upstream_with_errors_in_a_row_is_left_out_and_tried_again(lab: Any) -> None:
+def test_upstream_with_consecutive_errors_is_ejected_and_retried(lab: Any) -> None:
     fails = True
 
     async def sick(request: Any) -> None:
@@ -155,7 +155,7 @@ def picked(upstreams: Upstreams, session: str | None, keys: Sequence[int] = ()) 
     return assignment.upstream.name
 
 
-def test_load_is_that_of_all_workers_and_a_dead_ones_is_gone() -> None:
+def test_load_is_summed_over_live_workers() -> None:
     board = UpstreamBoard(size=BoardSize(workers=2))
     mine, other = (
         Upstreams([entry(0), entry(1)], live_policy("least-loaded"), board=board, worker=worker) for worker in (0, 1)
@@ -169,7 +169,7 @@ def test_load_is_that_of_all_workers_and_a_dead_ones_is_gone() -> None:
     assert len({picked(mine, None) for _ in range(4)}) == 2
 
 
-def test_a_prefix_that_one_worker_sent_is_known_to_another_and_to_its_successor() -> None:
+def test_prefix_table_is_shared_by_workers_and_survives_a_crash() -> None:
     board = UpstreamBoard(size=BoardSize(workers=2))
     entries = [entry(0), entry(1), entry(2)]
     keys = [[number * 10 + place + 1 for place in range(4)] for number in range(6)]
@@ -183,7 +183,7 @@ def test_a_prefix_that_one_worker_sent_is_known_to_another_and_to_its_successor(
 @settings(max_examples=15)
 @given(st.randoms(use_true_random=False))
 @pytest.mark.parametrize("policy", ["prefix", "cost"])
-def test_no_session_moves_because_of_what_the_table_lost(policy: str, random: Any) -> None:
+def test_prefix_evictions_move_no_session(policy: str, random: Any) -> None:
     """Twelve prefixes of more bytes than are read, more keys than a table of 256 cells keeps."""
     board = UpstreamBoard(size=BoardSize(slots=2, keys=256))
     upstreams = Upstreams([entry(0), entry(1)], live_policy(policy), board=board)
@@ -203,7 +203,7 @@ def test_no_session_moves_because_of_what_the_table_lost(policy: str, random: An
         assignment.end()
 
 
-def test_sessions_that_differ_behind_the_bytes_that_were_read_stay_where_they_are() -> None:
+def test_sessions_with_a_long_shared_prefix_are_sticky() -> None:
     """As conversations on one system prompt of 40 KB: all keys of both are the same, and both upstreams know them."""
     keys = list(range(1, 33))
 
@@ -267,7 +267,7 @@ def raises(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
     raise KeyError(request.session)
 
 
-def test_a_policy_that_raises_costs_a_line_and_no_request(capsys: pytest.CaptureFixture[str]) -> None:
+def test_policy_exception_falls_back_to_least_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     policy = LivePolicy(raises, reads_prompt=False, keeps_sessions=True)
     upstreams = Upstreams([entry(0), entry(1)], policy)
     assert len({picked(upstreams, "secret") for _ in range(3)}) == 2, "served by the least loaded"

@@ -24,7 +24,7 @@ def shared(first: list[int], second: list[int]) -> int:
 
 
 @given(st.binary(max_size=2500), st.integers(0, 2500), st.lists(st.integers(0, 2500), max_size=4))
-def test_keys_are_those_of_the_joined_bytes_however_they_were_read(data: bytes, most: int, cuts: list[int]) -> None:
+def test_prefix_keys_do_not_depend_on_reads(data: bytes, most: int, cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     reads = [data[start:end] for start, end in pairwise(edges)]
     seen = data[:most]
@@ -36,7 +36,7 @@ def test_keys_are_those_of_the_joined_bytes_however_they_were_read(data: bytes, 
         assert prefix_block_keys(reads, most) == expected
 
 
-def test_prompts_share_keys_as_far_as_they_share_bytes() -> None:
+def test_prompts_share_prefix_keys_as_far_as_bytes() -> None:
     common = "x" * 2000
     first, second = (
         prefix_block_keys([body(common + "a" * 1500)], MOST),
@@ -46,7 +46,7 @@ def test_prompts_share_keys_as_far_as_they_share_bytes() -> None:
     assert not set(first[3:]) & set(second[3:]), "each key depends on all before it"
 
 
-def test_settings_before_the_prompt_do_not_matter_and_the_model_does() -> None:
+def test_prefix_keys_depend_on_the_model_only() -> None:
     text = "y" * 3000
     one = prefix_block_keys([body(text, model="m", temperature=0.1, user="ann")], MOST)
     assert one[:5] == prefix_block_keys([body(text, model="m", max_completion_tokens=99)], MOST)[:5]

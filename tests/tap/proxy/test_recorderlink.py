@@ -89,7 +89,7 @@ def bodies(exchanges: list[CapturedExchange]) -> list[bytes]:
     return [b"".join(exchange.request_body or []) for exchange in exchanges]
 
 
-def test_everything_arrives_in_order(lab: Lab) -> None:
+def test_exchanges_arrive_in_order(lab: Lab) -> None:
     async def scenario() -> None:
         recorder = Recorder(lab.socket)
         link = lab.link()
@@ -107,7 +107,7 @@ def test_everything_arrives_in_order(lab: Lab) -> None:
     assert lab.budget.used_bytes == 0
 
 
-def test_what_a_slow_recorder_does_not_take_is_kept_up_to_the_bound_and_then_dropped(lab: Lab) -> None:
+def test_slow_recorder_drops_beyond_the_budget(lab: Lab) -> None:
     async def scenario() -> int:
         recorder = Recorder(lab.socket)
         link = lab.link(queue_bytes=2_000_000)
@@ -129,7 +129,7 @@ def test_what_a_slow_recorder_does_not_take_is_kept_up_to_the_bound_and_then_dro
     assert lab.budget.used_bytes == 0
 
 
-def test_what_is_handed_over_before_there_is_a_recorder_waits_for_it(lab: Lab) -> None:
+def test_exchanges_wait_for_a_recorder(lab: Lab) -> None:
     async def scenario() -> None:
         link = lab.link()
         for body in (b"a", b"b"):
@@ -147,7 +147,7 @@ def test_what_is_handed_over_before_there_is_a_recorder_waits_for_it(lab: Lab) -
     assert (lab.cells[OFFERED], lab.cells[SENT]) == (3, 3)
 
 
-def test_a_frame_that_a_dead_recorder_had_half_of_goes_whole_to_the_next(lab: Lab) -> None:
+def test_partly_sent_frame_is_sent_again_to_the_next_recorder(lab: Lab) -> None:
     large = b"y" * 5_000_000
 
     async def scenario() -> None:
@@ -170,7 +170,7 @@ def test_a_frame_that_a_dead_recorder_had_half_of_goes_whole_to_the_next(lab: La
     assert (lab.cells[OFFERED], lab.cells[SENT]) == (1, 1)
 
 
-def test_without_a_recorder_to_the_end_every_exchange_is_counted_as_such(
+def test_exchanges_without_a_recorder_are_counted(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tap.proxy.recorderlink.UNCONNECTED_S", 0.1)

@@ -57,7 +57,7 @@ def cut_within(file: Path) -> None:
 
 @pytest.mark.parametrize("rotate", [None, 1 << 20])
 @pytest.mark.parametrize("harm", [Path.unlink, move, move_folder, cut, cut_within, overwrite])
-def test_recording_goes_on_in_a_new_file_and_the_counts_are_those_of_the_files(
+def test_recording_continues_in_a_new_file(
     path: Path, harm: Callable[[Path], None], rotate: int | None
 ) -> None:
     trace = SegmentedTrace(path, META, rotate_bytes=rotate)
@@ -84,7 +84,7 @@ def test_recording_goes_on_in_a_new_file_and_the_counts_are_those_of_the_files(
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, move, cut])
-def test_a_segment_that_goes_while_it_ends_does_not_hold_up_the_next(
+def test_segment_lost_while_closing_does_not_block_the_next(
     path: Path, harm: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = SegmentedTrace(path, META, rotate_bytes=1)
@@ -122,7 +122,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("rotate", [None, 1 << 20])
-def test_lost_records_are_dropped_ones(trace: Path, rotate: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_records_count_as_dropped(trace: Path, rotate: int | None, capsys: pytest.CaptureFixture[str]) -> None:
     first = Recorder(setup(trace, rotate_bytes=rotate))
     record(first, range(4))
     first.close()
@@ -155,7 +155,7 @@ def test_lost_records_are_dropped_ones(trace: Path, rotate: int | None, capsys: 
 
 
 @pytest.mark.parametrize("rotate", [None, 1 << 20])
-def test_a_recorder_started_again_counts_no_record_that_was_lost_before_it(trace: Path, rotate: int | None) -> None:
+def test_restarted_recorder_does_not_count_lost_records(trace: Path, rotate: int | None) -> None:
     recorder = Recorder(setup(trace, rotate_bytes=rotate))
     record(recorder, range(3))
     recorder.tick()

@@ -88,7 +88,7 @@ def trace(tmp_path: Path) -> Path:
     return tmp_path / "captured.jsonl.zst"
 
 
-def test_a_resumed_trace_keeps_its_clock_its_sessions_and_its_ids(trace: Path, rotate: int | None) -> None:
+def test_resumed_trace_keeps_epoch_sessions_and_ids(trace: Path, rotate: int | None) -> None:
     first = Recorder(setup(trace, rotate_bytes=rotate))
     first.record(exchange(tokens(8), 1, output=tokens(5, 100), x_request_id="mine"))
     first.record(exchange(tokens(8, 50), 2, x_session_id="named"))
@@ -112,7 +112,7 @@ def test_a_resumed_trace_keeps_its_clock_its_sessions_and_its_ids(trace: Path, r
     assert len({record.request_id for record in (a, b, c, d)}) == 4, "an id used before is still known"
 
 
-def test_a_wall_clock_that_was_set_back_turns_no_time_back(trace: Path) -> None:
+def test_arrivals_never_decrease_after_a_clock_step(trace: Path) -> None:
     first = Recorder(setup(trace))
     first.record(exchange(tokens(8), 50))
     first.close()
@@ -128,7 +128,7 @@ def die(recorder: Recorder) -> None:
     recorder._trace._segment.file.abandon()
 
 
-def test_a_recorder_that_follows_another_counts_what_is_in_the_files(trace: Path, rotate: int | None) -> None:
+def test_restarted_recorder_counts_records_in_files(trace: Path, rotate: int | None) -> None:
     earlier = Recorder(setup(trace, rotate_bytes=rotate))
     earlier.record(exchange(tokens(8), 0))
     earlier.close()
@@ -154,7 +154,7 @@ def test_a_recorder_that_follows_another_counts_what_is_in_the_files(trace: Path
     assert arrivals == [0, 1000, 2000, 3000, 4000, 5000, 7000, 8000, 9000], "one tap, one clock"
 
 
-def test_a_disk_that_refuses_costs_what_came_meanwhile_and_is_counted(
+def test_records_during_a_full_disk_are_dropped_and_counted(
     trace: Path, rotate: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = Recorder(setup(trace, rotate_bytes=rotate))
@@ -177,7 +177,7 @@ def test_a_disk_that_refuses_costs_what_came_meanwhile_and_is_counted(
     assert ended.dropped["trace_unwritable"] == 10
 
 
-def test_another_engine_is_in_the_header_before_its_records(trace: Path, rotate: int | None) -> None:
+def test_engine_change_is_in_the_header_before_its_records(trace: Path, rotate: int | None) -> None:
     recorder = Recorder(setup(trace, rotate_bytes=rotate))
     recorder.record(exchange(tokens(8), 1))
     engine = Engine(name="vllm", version="2")
@@ -189,7 +189,7 @@ def test_another_engine_is_in_the_header_before_its_records(trace: Path, rotate:
         assert [reader.latest_meta.engine for _ in reader] == [None, engine]
 
 
-def test_closed_segments_are_uploaded_and_those_left_are_taken_up_by_the_next_run(trace: Path, tmp_path: Path) -> None:
+def test_closed_segments_are_uploaded_in_this_or_the_next_run(trace: Path, tmp_path: Path) -> None:
     first = Recorder(setup(trace, rotate_bytes=1))
     for at in range(3):
         first.record(exchange(tokens(8), at))
@@ -270,7 +270,7 @@ def killed() -> Iterator[list[RecorderProcess]]:
         process.kill()
 
 
-def test_killed_again_and_again_it_counts_exactly_what_its_files_hold(
+def test_counts_equal_files_after_repeated_kills(
     trace: Path, tmp_path: Path, rotate: int | None, killed: list[RecorderProcess]
 ) -> None:
     given = setup(trace, rotate_bytes=rotate, socket=str(tmp_path / "s"))

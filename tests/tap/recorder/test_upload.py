@@ -130,7 +130,7 @@ def test_what_cannot_be_sent_by_the_end_is_left(segments: list[Path], monkeypatc
         ("file:///proc/never/there", "--upload file:///proc/never/there: "),
     ],
 )
-def test_a_place_that_cannot_be_is_refused_without_its_secrets(url: str, said: str) -> None:
+def test_invalid_upload_url_is_refused_without_secrets(url: str, said: str) -> None:
     with pytest.raises(InputError) as refused:
         Uploader(url)
     assert said in str(refused.value)

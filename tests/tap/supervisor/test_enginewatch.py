@@ -56,7 +56,7 @@ def test_engine_changes(current: Engine | None, reported: Engine | None, updated
     assert changed_engine(current, reported) == updated
 
 
-def test_a_change_is_told_once_and_an_engine_that_is_away_is_none(lab: Any) -> None:
+def test_engine_change_is_reported_once(lab: Any) -> None:
     async def scenario() -> list[Engine]:
         engines, told = Engines(), []
         dialects: list[str | None] = []

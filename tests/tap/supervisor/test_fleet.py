@@ -24,7 +24,7 @@ def slots(fleet: Fleet) -> dict[str, int]:
     return {entry.url: entry.slot for entry in fleet.entries()}
 
 
-def test_an_upstream_keeps_its_slot_and_a_removed_ones_is_used_last() -> None:
+def test_slots_are_stable_and_reused_last() -> None:
     fleet = Fleet((origin(0), origin(1)), 3)
     assert slots(fleet) == {"http://engine-0:8000": 0, "http://engine-1:8000": 1}
     fleet.reload((origin(2), origin(1)))
@@ -38,7 +38,7 @@ def test_an_upstream_keeps_its_slot_and_a_removed_ones_is_used_last() -> None:
     assert len(fleet.origins) == 2, "the refused list changed nothing"
 
 
-def test_an_upstreams_dialect_is_what_it_told_last_and_none_where_no_field_may_be_added() -> None:
+def test_dialect_of_an_upstream_follows_its_last_report() -> None:
     def dialects(fleet: Fleet) -> list[str | None]:
         return [entry.dialect for entry in fleet.entries()]
 

@@ -17,7 +17,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
-def test_what_is_said_is_in_the_settings() -> None:
+def test_flags_are_in_the_settings() -> None:
     flags = ["--upstream", "https://b/v2", "--route", "session", "--workers", "4", "--admin", "0.0.0.0:9000"]
     flags += ["--rotate-mb", "0.5", "--rotate-age", "60s", "--resume", "--upload", "s3://bucket/folder"]
     flags += ["--keep-header", "X-Tenant", "--keep-header", "x-tenant", "--keep-header", "X-Team"]
@@ -63,7 +63,7 @@ def test_the_v1_of_a_base_url_is_that_of_the_paths(
         pytest.param("http://a:1\nhttp://a:1/\n", "upstreams:2: http://a:1 is listed twice", id="twice"),
     ],
 )
-def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | None, said: str) -> None:
+def test_invalid_upstreams_file_is_refused_by_line(text: str | bytes | None, said: str) -> None:
     if text is not None:
         Path("upstreams").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(InputError, match=said):
@@ -78,7 +78,7 @@ def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | No
         (["--upstreams", "x"], "both were given; expected exactly one of the two"),
     ],
 )
-def test_flags_that_do_not_fit_together_are_refused_by_name(flags: list[str], said: str) -> None:
+def test_contradicting_flags_are_refused(flags: list[str], said: str) -> None:
     with pytest.raises(InputError) as refusal:
         read_settings([*REQUIRED, *flags])
     assert said in str(refusal.value)
@@ -92,7 +92,7 @@ def test_flags_that_do_not_fit_together_are_refused_by_name(flags: list[str], sa
         (["--file-mode", "0600"], "--file-mode: expected file-mode in table [tap] of a --config file"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_flag(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_value_is_refused_by_flag(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_settings([*REQUIRED, *flags])
     assert said in capsys.readouterr().err
@@ -103,7 +103,7 @@ def test_no_upstream_at_all_is_refused() -> None:
         read_settings(WITHOUT_UPSTREAM)
 
 
-def test_a_trace_that_is_there_is_neither_replaced_nor_continued_unasked() -> None:
+def test_existing_trace_is_neither_replaced_nor_continued() -> None:
     Path("t.jsonl").write_text("{}\n")
     with pytest.raises(InputError, match="--resume or --overwrite"):
         read_settings(REQUIRED)
