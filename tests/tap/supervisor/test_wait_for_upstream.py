@@ -52,7 +52,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstreams, "RETRY_S", 0.01)
 
 
-def test_clients_get_503_and_probes_the_reason_until_the_upstream_is_there(
+def test_503_and_readiness_reason_until_an_upstream_is_reachable(
     lab: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def scenario() -> None:
