@@ -156,9 +156,7 @@ def native(content: str, ids: list[int], **fields: Any) -> dict[str, Any]:
         ("/v1/completions", [1], "engine"),
     ],
 )
-def test_llamacpp_native_completion(
-    endpoint: str, prompt: str | list[int], source: str
-) -> None:
+def test_llamacpp_native_completion(endpoint: str, prompt: str | list[int], source: str) -> None:
     body = {"prompt": prompt, "n_predict": 3, "n_cmpl": 2, "stream": True, "model": "m"}
     ids = [1, *letters(prompt)] if isinstance(prompt, str) else prompt
     counts = {"tokens_predicted": 3, "tokens_evaluated": len(ids), "timings": {"cache_n": len(ids) - 1, "prompt_n": 1}}
@@ -280,9 +278,7 @@ def usage_of(details: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("dialect", "expected"), [("sglang", [None, 3, 0]), ("vllm", [None, 3, None]), ("llamacpp", [None, 3, None])]
 )
-def test_sglang_missing_cached_tokens_are_zero_after_a_report(
-    dialect: DialectName, expected: list[int | None]
-) -> None:
+def test_sglang_missing_cached_tokens_are_zero_after_a_report(dialect: DialectName, expected: list[int | None]) -> None:
     recorder = maker(dialect=dialect)
     body = {"model": "m", "prompt": [1, 2, 3, 4]}
     answers = [usage_of(None), usage_of({"cached_tokens": 3}), usage_of(None)]

@@ -70,9 +70,7 @@ def test_healthz_and_readyz_differ() -> None:
         ({"recorder_up": False}, {UPSTREAM: True}, []),  # a tap that serves stays in service
     ],
 )
-def test_readiness_reasons(
-    changes: dict[str, Any], reachable: dict[str, bool], reasons: list[str]
-) -> None:
+def test_readiness_reasons(changes: dict[str, Any], reachable: dict[str, bool], reasons: list[str]) -> None:
     stats = tap_stats(**changes, reachable=reachable)
     assert get("/readyz", stats).status.startswith(b"503" if reasons else b"200")
     assert readiness(stats)["reasons"] == reasons

@@ -82,9 +82,7 @@ def test_token_ids_of_equal_prompts_are_cached(engine: TokenizingEngine, tokeniz
     tokenizer.recent.check_integrity()
 
 
-def test_chat_tokenize_request_has_all_prompt_fields(
-    engine: TokenizingEngine, tokenizer: EngineTokenizer
-) -> None:
+def test_chat_tokenize_request_has_all_prompt_fields(engine: TokenizingEngine, tokenizer: EngineTokenizer) -> None:
     messages, tools = [{"role": "user", "content": "x"}], [{"type": "function", "function": {"name": "f"}}]
     body = {
         "model": "m", "messages": messages, "tools": tools, "temperature": 0.5, "max_tokens": 9, "stream": True,

@@ -42,9 +42,7 @@ def gzip_members() -> list[bytes]:
         *(("zstd", flushed_zstd), ("ZSTD", zstd_frames)),
     ],
 )
-def test_decoded_events_have_the_time_of_the_completing_read(
-    coding: str, packed: Callable[[], list[bytes]]
-) -> None:
+def test_decoded_events_have_the_time_of_the_completing_read(coding: str, packed: Callable[[], list[bytes]]) -> None:
     reads = list(enumerate(packed()))
     assert [(at, data) for at, data in decode_reads(reads, coding, ROOM) if data] == list(enumerate(EVENTS))
     byte_by_byte = [(at, data[cut : cut + 1]) for at, data in reads for cut in range(len(data))]

@@ -57,9 +57,7 @@ def cut_within(file: Path) -> None:
 
 @pytest.mark.parametrize("rotate", [None, 1 << 20])
 @pytest.mark.parametrize("harm", [Path.unlink, move, move_folder, cut, cut_within, overwrite])
-def test_recording_continues_in_a_new_file(
-    path: Path, harm: Callable[[Path], None], rotate: int | None
-) -> None:
+def test_recording_continues_in_a_new_file(path: Path, harm: Callable[[Path], None], rotate: int | None) -> None:
     trace = SegmentedTrace(path, META, rotate_bytes=rotate)
     write(trace, range(5))
     assert trace.flush()

@@ -134,9 +134,7 @@ def written_in(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def test_control_calls_have_the_taps_key_and_requests_the_clients(
-    lab: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_calls_have_the_taps_key_and_requests_the_clients(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "canary-taps-own")
     monkeypatch.setenv("GATE", "canary-gate")
     flags = ("--header-env", "X-Gate=GATE", "--tokenizer", "engine", "--block-size", "4")

@@ -83,9 +83,7 @@ def test_restart_backoff_grows_to_a_limit() -> None:
     assert waits == [0.0, BACKOFF_S, 2.0, 4.0, 8.0, 16.0, MAX_BACKOFF_S, MAX_BACKOFF_S]
 
 
-def test_failed_restart_is_retried(
-    nursery: Nursery, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_restart_is_retried(nursery: Nursery, capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
         child = nursery.child
         await child.start()

@@ -151,9 +151,7 @@ def test_an_answer_to_a_client_that_still_sends_is_not_cut_for_being_read_slowly
     rig.run(scenario())
 
 
-def test_client_that_never_reads_is_disconnected(
-    rig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_that_never_reads_is_disconnected(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wire.server.KEEP_ALIVE_S", 0.1)
     monkeypatch.setattr("wire.server.SWEEP_S", 0.05)
 
