@@ -24,7 +24,7 @@ SPREAD = 0.1
 SESSIONS, TURNS = 30, 4
 
 
-def known_engine() -> Model:
+def reported_engine() -> Model:
     """Return the built-in engine with steps and an API server that vary by 10 %, three tenths of it for a second."""
     table = tuple((SPREAD * ndtri(np.array(LEVELS))).tolist())
     noise = Noise(step_log_ratio=(table,), autocorrelated_share=0.3, correlation_time_ms=1e3, frontend_log_ratio=table)
