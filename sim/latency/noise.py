@@ -98,8 +98,8 @@ def step_table(noise: Noise) -> FloatArray:
         return np.empty((0, 0))
     at = np.arange(-WIDEST * PER_NORMAL, WIDEST * PER_NORMAL + 1) / PER_NORMAL
     normal = NormalDist()
-    u = [normal.cdf(z) for z in at.tolist()]
-    return np.stack([np.interp(u, noise.levels, row) for row in noise.step_log_ratio])
+    probabilities = [normal.cdf(z) for z in at.tolist()]
+    return np.stack([np.interp(probabilities, noise.levels, row) for row in noise.step_log_ratio])
 
 
 def frontend_factors(noise: Noise, seed: int | None, request_ids: Sequence[str]) -> FloatArray:
