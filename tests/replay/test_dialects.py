@@ -153,7 +153,11 @@ def test_adapters_are_named_as_each_engine_knows_them(
             {"saves": False},
             "/slots/0?action=erase gave HTTP 501; expected a llama.cpp started with --slot-save",
         ),
-        ("llamacpp", {"remembers": True}, "32 tokens still cached after llamacpp's reset; expected none (llama.cpp also caches"),
+        (
+            "llamacpp",
+            {"remembers": True},
+            "32 tokens still cached after llamacpp's reset; expected none (llama.cpp also",
+        ),
     ],
 )
 def test_a_reset_that_did_not_work_is_an_error(

@@ -267,7 +267,7 @@ class TapCommand:
         self.errors += errors.decode()
         self.code = self.process.returncode if self.process.returncode is not None else -1
 
-    async def said(self, what: str) -> str:
+    async def printed(self, what: str) -> str:
         """The line on stderr with ``what`` in it, once it comes."""
         assert self.process.stderr is not None
         while what not in (line := (await self.process.stderr.readline()).decode()):
@@ -288,12 +288,12 @@ class TapCommand:
     def pids(self, module: str) -> list[int]:
         """Its children that run ``module``, oldest first."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        found = []
+        actual = []
         for child in sorted(map(int, children)):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
-                    found.append(child)
-        return found + warm_children(self.process.pid, module)
+                    actual.append(child)
+        return actual + warm_children(self.process.pid, module)
 
     def recorder_pid(self) -> int:
         [recorder] = self.pids("tap.recorder.recorder")
@@ -330,11 +330,11 @@ async def tap_command(
         )
     assert process.stdout is not None
     first_line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
-    found = re.match(r"tap: listening on https?://127\.0\.0\.1:(\d+), recording to \S+, upstream https?://", first_line)
-    if found is None:
+    match = re.match(r"tap: listening on https?://127\.0\.0\.1:(\d+), recording to \S+, upstream https?://", first_line)
+    if match is None:
         _, errors = await process.communicate()
         raise AssertionError(f"no start: {first_line}{errors.decode()}")
-    tap = TapCommand(process, int(found[1]), first_line)
+    tap = TapCommand(process, int(match[1]), first_line)
     try:
         yield tap
     finally:

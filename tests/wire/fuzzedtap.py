@@ -57,7 +57,7 @@ class FuzzedTap:
     @property
     def servers(self) -> list[MemoryTransport]:
         """The upstream's ends of the connections, in the order in which they were made."""
-        return self.loop.made
+        return self.loop.built
 
     @property
     def open(self) -> bool:
@@ -167,7 +167,7 @@ class ResponseOutcome:
 
     raw: bytes
     """What the client got of them."""
-    whole: bool
+    complete: bool
     """Whether the tap took the response for complete: the client's connection takes another request."""
     next_answer: bytes
     """What the next request on the same connection got; empty where that was closed."""
@@ -189,16 +189,16 @@ def send_response(pieces: Sequence[bytes], *, method: bytes = b"GET", closes: bo
         if closes:
             server.peer_closes()
             await pump()
-        raw, whole = bytes(tap.client.written), tap.open
-        if whole:
+        raw, complete = bytes(tap.client.written), tap.open
+        if complete:
             tap.client.feed(MARKER)
             await pump()
-            for other in tap.servers:
-                if other.ended is None and bytes(other.written).count(b"GET /marker HTTP/1.1\r\n"):
-                    other.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nmarker")
+            for second in tap.servers:
+                if second.ended is None and bytes(second.written).count(b"GET /marker HTTP/1.1\r\n"):
+                    second.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nmarker")
             await pump()
         next_answer = bytes(tap.client.written[len(raw) :])
-        outcome = ResponseOutcome(raw, whole, next_answer, tap.client.ended == "aborted")
+        outcome = ResponseOutcome(raw, complete, next_answer, tap.client.ended == "aborted")
         await tap.end()
         return outcome
 

@@ -18,7 +18,7 @@ class MemoryTransport(asyncio.Transport):
     """A connection's transport: keeps what is written, and how it was ended."""
 
     # A real socket whose other end stays: the tap asks it whether the peer has left.
-    _socket, _other_end = socket.socketpair()
+    _socket, _peer = socket.socketpair()
 
     def __init__(self, protocol: asyncio.Protocol | ClientConnection) -> None:
         super().__init__()
@@ -105,14 +105,14 @@ class MemoryLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: list[MemoryTransport] = []
+        self.built: list[MemoryTransport] = []
         self.failures: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _, context: self.failures.append(context))
 
     async def create_connection(self, protocol_factory: Callable[[], Any], *_: Any, **__: Any) -> Any:
         """A connection to nowhere."""
         transport = MemoryTransport(protocol_factory())
-        self.made.append(transport)
+        self.built.append(transport)
         return transport, transport.protocol
 
 

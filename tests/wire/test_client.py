@@ -56,9 +56,7 @@ def body_of(exchange: Exchange) -> bytes:
         (b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx", 200, b"x", 2),
     ],
 )
-def test_keep_alive_follows_the_server(
-    answer: bytes, status: int, body: bytes, connections: int
-) -> None:
+def test_keep_alive_follows_the_server(answer: bytes, status: int, body: bytes, connections: int) -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             await request_head(reader)

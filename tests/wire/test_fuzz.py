@@ -24,8 +24,8 @@ def corpus_files(kind: str) -> list[Path]:
 
 def seeds(kind: str) -> list[bytes]:
     """What of the corpus is short enough to be mutated with effect."""
-    found = [path.read_bytes() for path in corpus_files(kind)]
-    return [stream for stream in found if len(stream) < 600]
+    actual = [path.read_bytes() for path in corpus_files(kind)]
+    return [stream for stream in actual if len(stream) < 600]
 
 
 @pytest.mark.parametrize("path", corpus_files("request"), ids=lambda path: path.stem)
@@ -40,7 +40,7 @@ def test_requests_of_the_corpus(path: Path) -> None:
 def test_responses_of_the_corpus(path: Path) -> None:
     stream = path.read_bytes()
     outcome = check_response(stream, every_cut(stream))
-    assert outcome.whole == path.stem.startswith("response-whole-"), "its name says what becomes of it"
+    assert outcome.complete == path.stem.startswith("response-whole-"), "its name says what becomes of it"
 
 
 def every_cut(stream: bytes) -> list[list[int]]:

@@ -65,9 +65,7 @@ def test_session_hash_is_sticky_and_mostly_so_after_adding_an_engine() -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=8), max_size=60), st.integers(2, 9), st.data())
-def test_removing_an_engine_moves_only_its_sessions(
-    sessions: list[bytes], count: int, data: st.DataObject
-) -> None:
+def test_removing_an_engine_moves_only_its_sessions(sessions: list[bytes], count: int, data: st.DataObject) -> None:
     router = Router([f"http://engine-{index}" for index in range(count)], session_hash)
     gone = data.draw(st.integers(0, count - 1))
     before = [router.choose(request(0, session)) for session in sessions]
@@ -80,8 +78,8 @@ def test_removing_an_engine_moves_only_its_sessions(
 
 
 def test_longest_prefix_wins_unless_short_or_engine_overloaded() -> None:
-    holder, other = engine(4, 6), engine(0, 2)
-    assert longest_prefix(request(), [other, holder, other]) == 1
+    holder, second = engine(4, 6), engine(0, 2)
+    assert longest_prefix(request(), [second, holder, second]) == 1
     # Two of ten blocks are too few to queue for.
     assert longest_prefix(request(), [engine(4, 2), engine()]) == 1
     # Twelve requests against three: whatever it holds.

@@ -170,9 +170,7 @@ def test_partly_sent_frame_is_sent_again_to_the_next_recorder(lab: Lab) -> None:
     assert (lab.cells[OFFERED], lab.cells[SENT]) == (1, 1)
 
 
-def test_exchanges_without_a_recorder_are_counted(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exchanges_without_a_recorder_are_counted(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tap.proxy.recorderlink.UNCONNECTED_S", 0.1)
 
     async def scenario() -> None:

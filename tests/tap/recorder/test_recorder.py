@@ -136,13 +136,13 @@ def test_restarted_recorder_counts_records_in_files(trace: Path, rotate: int | N
     for at in range(5):
         first.record(exchange(tokens(8), at + 1))
     assert first.tick()
-    told = first.progress()
-    assert (told.recorded, told.hashed) == (5, 5)
+    reported = first.progress()
+    assert (reported.recorded, reported.hashed) == (5, 5)
     first.record(exchange(tokens(8), 7))
     first.record(msgspec.structs.replace(exchange([], 8), request_body=[b"no json"]))
     first.tick()  # it died before this was heard
     die(first)
-    again = Recorder(setup(trace, rotate_bytes=rotate, resume=True, carry=told))
+    again = Recorder(setup(trace, rotate_bytes=rotate, resume=True, carry=reported))
     begun = again.progress()
     assert (begun.earlier_records, begun.recorded, begun.hashed, begun.received) == (1, 7, 6, 5)
     assert begun.unhashed == {"recorder_restarted": 1}
@@ -284,13 +284,13 @@ def test_counts_equal_files_after_repeated_kills(
             sent += 1
         heard = process.hear_of(heard.recorded + 10)
         process.kill()
-        held = len(records(trace)) if rotate is None else len(load_trace(manifest_path(trace))[1])
-        assert held >= heard.recorded
+        cached_keys = len(records(trace)) if rotate is None else len(load_trace(manifest_path(trace))[1])
+        assert cached_keys >= heard.recorded
         resumed = msgspec.structs.replace(given.settings, resume=True)
         process = RecorderProcess(msgspec.structs.replace(given, settings=resumed, carry=heard))
         killed.append(process)
         heard = process.begun[1]
-        assert heard.recorded == held
+        assert heard.recorded == cached_keys
     process.control.sendall(encode_frame(EngineChanged(Engine(name="another"))))
     process.worker.sendall(encode_frame(exchange(tokens(8), sent, x_session_id="s")))
     ended = process.end()

@@ -85,9 +85,7 @@ def test_a_clock_that_is_ahead_at_a_restart_costs_two_segments_a_rotation_until_
     assert tap.record_a_day() == [], "files know when they were written"
 
 
-def test_newest_pinned_and_uploading_segments_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newest_pinned_and_uploading_segments_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tap = Weeks(tmp_path, monkeypatch, DAY_S)
     tap.record_a_day()
     (tmp_path / "tap-000001.jsonl").chmod(0o400)

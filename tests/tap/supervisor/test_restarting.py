@@ -83,20 +83,18 @@ def test_restart_backoff_grows_to_a_limit() -> None:
     assert waits == [0.0, BACKOFF_S, 2.0, 4.0, 8.0, 16.0, MAX_BACKOFF_S, MAX_BACKOFF_S]
 
 
-def test_failed_restart_is_retried(
-    nursery: Nursery, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_restart_is_retried(nursery: Nursery, capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
         child = nursery.child
         await child.start()
         await until(lambda: nursery.heard)
         nursery.behave("refuse")
         os.kill(nursery.heard[0], signal.SIGKILL)
-        await until(lambda: "not today" in said(capsys))
+        await until(lambda: "not today" in printed(capsys))
         assert not child.ready
         nursery.behave("die")
         nursery.forget("refuse")
-        await until(lambda: "ended before it was ready" in said(capsys))
+        await until(lambda: "ended before it was ready" in printed(capsys))
         nursery.forget("die")
         await until(lambda: child.ready)
         assert await child.finish(30)
@@ -105,7 +103,7 @@ def test_failed_restart_is_retried(
     assert (nursery.deaths, nursery.child.restarts) == (1, 1)
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> str:
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 

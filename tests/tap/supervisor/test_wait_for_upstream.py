@@ -38,7 +38,7 @@ async def waiting(lab: Any, port: int, **settings: Any) -> AsyncIterator[Any]:
             sock.close()
 
 
-async def told(port: int, request: bytes) -> bytes:
+async def reported(port: int, request: bytes) -> bytes:
     """The whole response; the connection closes behind it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
@@ -52,17 +52,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstreams, "RETRY_S", 0.01)
 
 
-def test_503_and_readiness_reason_until_an_upstream_is_reachable(
-    lab: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_503_and_readiness_reason_until_an_upstream_is_reachable(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
         port = free_port()
         async with waiting(lab, port) as (task, clients):
-            refused = await told(clients, POST)
+            refused = await reported(clients, POST)
             assert refused.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
             assert b"\r\nRetry-After: 5\r\n" in refused
             assert refused.endswith(b'"code": 503}}')
-            assert (await told(clients, b"HEAD / HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n")).endswith(
+            assert (await reported(clients, b"HEAD / HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n")).endswith(
                 b"\r\n\r\n"
             )
             server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", port)
@@ -73,6 +71,6 @@ def test_503_and_readiness_reason_until_an_upstream_is_reachable(
             server.close()
 
     asyncio.run(scenario())
-    said = capsys.readouterr().err
-    assert "; CLIENTS GET 503 until it can be reached" in said
-    assert said.count("\n") == 1, "once, however often it was tried"
+    printed = capsys.readouterr().err
+    assert "; CLIENTS GET 503 until it can be reached" in printed
+    assert printed.count("\n") == 1, "once, however often it was tried"

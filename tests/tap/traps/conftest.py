@@ -29,7 +29,7 @@ PATIENCE_S = 20.0
 """How long anything may take on a machine that is busy with other things."""
 
 
-async def settle() -> None:
+async def wait_until_idle() -> None:
     """Let everybody on this loop read what was just written."""
     for _ in range(4):
         await asyncio.sleep(0)
@@ -82,7 +82,7 @@ class Peer:
         """Write pieces, each to be a read of its own on the other side."""
         for piece in pieces:
             self.writer.write(piece)
-            await settle()
+            await wait_until_idle()
         await self.writer.drain()
 
     async def over(self) -> None:
@@ -129,7 +129,7 @@ class Answer:
 
 
 @dataclass
-class KeptCopies:
+class RecordedCaptures:
     """Stands where the recorder does, and keeps what it would get."""
 
     exchanges: list[CapturedExchange] = field(default_factory=list)
@@ -161,7 +161,7 @@ class TrapTap:
 
     port: int
     server: Server
-    copies: KeptCopies
+    copies: RecordedCaptures
     budget: CaptureBudget
     peers: list[Peer]
     """The upstream's connections so far, open or not."""
@@ -215,7 +215,7 @@ class RawUpstream:
             server.close()
             # What a conversation asserts counts; that the tap closed on it does not.
             done = await asyncio.wait_for(asyncio.gather(*self._tasks, return_exceptions=True), PATIENCE_S)
-            await settle()
+            await wait_until_idle()
         for outcome in done:
             if isinstance(outcome, BaseException) and not isinstance(outcome, OSError | EOFError):
                 raise outcome
@@ -259,10 +259,10 @@ class Rig:
         whoever reads it. ``upstream_port``: another port than the conversation's.
         """
         upstream = RawUpstream(conversation)
-        async with upstream.serving(send_buffer) as its_port:
-            origin = Origin("http", "127.0.0.1", upstream_port or its_port, base_path)
+        async with upstream.serving(send_buffer) as bound_port:
+            origin = Origin("http", "127.0.0.1", upstream_port or bound_port, base_path)
             copies, budget, upstreams = (
-                KeptCopies(),
+                RecordedCaptures(),
                 CaptureBudget(queue_bytes),
                 Upstreams([UpstreamEntry(str(origin))]),
             )
@@ -278,7 +278,7 @@ class Rig:
                     client.close()
                 await server.drain(PATIENCE_S)
                 upstreams.close()
-                await settle()
+                await wait_until_idle()
         assert budget.used_bytes == 0, "a copy was neither handed over nor released"
         assert relays.in_flight == 0
 

@@ -70,11 +70,11 @@ def test_captures_are_dropped_within_the_memory_budget(rig: Any) -> None:
             async def ask() -> int:
                 client = await tap.connect()
                 await client.write(request)
-                begun = await client.exactly(7 * len(PIECE))
+                started = await client.exactly(7 * len(PIECE))
                 await all_far.wait()
                 assert tap.budget.used_bytes <= budget
                 go_on.set()
-                body = (begun + await client.until_closed()).partition(b"\r\n\r\n")[2]
+                body = (started + await client.until_closed()).partition(b"\r\n\r\n")[2]
                 return int(body.count(b"x"))
 
             assert await asyncio.gather(*(ask() for _ in range(8))) == [8 * len(PIECE)] * 8
@@ -151,9 +151,7 @@ def test_an_answer_to_a_client_that_still_sends_is_not_cut_for_being_read_slowly
     rig.run(scenario())
 
 
-def test_client_that_never_reads_is_disconnected(
-    rig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_that_never_reads_is_disconnected(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wire.server.KEEP_ALIVE_S", 0.1)
     monkeypatch.setattr("wire.server.SWEEP_S", 0.05)
 

@@ -52,7 +52,7 @@ CASES = {
 }
 
 
-async def settle() -> None:
+async def wait_until_idle() -> None:
     for _ in range(4):
         await asyncio.sleep(0)
 
@@ -65,7 +65,7 @@ def test_stream_and_record_do_not_depend_on_reads(lab: Any, plays: list[list[byt
         request.write(HEAD)
         for piece in next(upcoming):
             request.write(piece)
-            await settle()
+            await wait_until_idle()
 
     async def scenario() -> None:
         async with lab.tap(script) as (tap, _):

@@ -80,9 +80,9 @@ def test_llamacpp_connection_is_not_reused_after_a_stream(rig: Any, server: byte
             client = await tap.connect()
             for number in range(10):
                 await client.write(GET)
-                told = await client.read_until(b"0\r\n\r\n")
-                assert told.endswith(b"2\r\nok\r\n0\r\n\r\n"), f"request {number}"
-                assert b"Connection: close" not in told, "the client's own connection stays"
+                reported = await client.read_until(b"0\r\n\r\n")
+                assert reported.endswith(b"2\r\nok\r\n0\r\n\r\n"), f"request {number}"
+                assert b"Connection: close" not in reported, "the client's own connection stays"
             assert len(tap.peers) == connections
 
     rig.run(scenario())
@@ -99,13 +99,13 @@ def test_llamacpp_connection_is_not_reused_after_a_stream(rig: Any, server: byte
 )
 def test_empty_lines_behind_an_answer_never_reach_the_client(rig: Any, answer: bytes, stray: bytes) -> None:
     """However the reads are cut: in the client's eyes they would begin its next answer."""
-    whole = answer + stray
-    cuts = range(len(answer) - 6, len(whole))
+    complete = answer + stray
+    cuts = range(len(answer) - 6, len(complete))
 
     async def upstream(peer: Any) -> None:
         await peer.head()
         cut = cuts[peer.number]
-        await peer.write(whole[:cut], whole[cut:])
+        await peer.write(complete[:cut], complete[cut:])
         await peer.until_closed()
 
     async def scenario() -> None:
