@@ -156,7 +156,7 @@ def test_adapters_are_named_as_each_engine_knows_them(
         (
             "llamacpp",
             {"remembers": True},
-            "32 tokens still cached after llamacpp's reset; expected none (llama.cpp also",
+            "32 tokens still cached after llamacpp's reset; expected none (llama.cpp also caches",
         ),
     ],
 )

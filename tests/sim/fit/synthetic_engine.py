@@ -107,7 +107,7 @@ def capture(path: Path, load: Iterator[Record], engine: Model, seed: int) -> Pat
     meta = Meta(source="tap", block_size=BLOCK, engine=engine_of(engine))
     arrivals = plan_arrivals(meta, list(load), BLOCK, replay_sessions=True)
     run = simulate(arrivals, engine.engine, engine, seed)
-    results = EngineResults(run.requests, np.arange(len(arrivals)), run.engine.seen_ms)
+    results = EngineResults(run.requests, np.arange(len(arrivals)), run.engine.delivered_ms)
     return write(path, meta, finished_records(Results(arrivals, [results]), BLOCK))
 
 
