@@ -1,4 +1,4 @@
-"""An engine before a run: what each says of itself, and what the user reads of it."""
+"""Inspection of an engine before a run, and its start line and notes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -54,7 +54,7 @@ NO_ACTION = "POST /slots/0?action=none"
 @pytest.mark.parametrize(
     ("dialect", "answers", "reports_cached", "has_reset"),
     [
-        # vLLM has its reset for POST alone, in development mode; its flag for cached tokens is told nowhere.
+        # vLLM has its reset only for POST, in development mode; its flag for cached tokens is not reported.
         (VLLM, {"GET /reset_prefix_cache": (405, "")}, None, True),
         (VLLM, {}, None, False),
         (VLLM, {"GET /reset_prefix_cache": (0, "")}, None, None),
@@ -62,7 +62,7 @@ NO_ACTION = "POST /slots/0?action=none"
         (SGLANG, {"GET /server_info": (200, '{"enable_cache_report": true}')}, True, True),
         (SGLANG, {"GET /server_info": (200, '{"enable_cache_report": false}')}, False, True),
         (SGLANG, {"GET /server_info": (200, "[]")}, None, True),
-        # Without --slot-save-path every action is refused as unsupported, with it an unknown one as invalid.
+        # Without --slot-save-path every action is refused as unsupported, else an unknown action as invalid.
         (LLAMA_CPP, {NO_ACTION: (400, "")}, True, True),
         (LLAMA_CPP, {NO_ACTION: (501, "")}, True, False),
         (TENSORRT_LLM, {}, None, False),

@@ -28,7 +28,7 @@ LOAD = shlex.split(
 REQUESTS = 24
 SEQUENTIAL = ["--parallel", "1"]
 BLOCK_SIZES = [["--block-size", "16"], ["--block-size", "1"]]
-"""Both give hits to the token: chains of 16 tell where they part."""
+"""Both report token-exact hits; hash chains of 16-token blocks have branch positions."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def capture(url: str, trace: Path, *flags: str, tap: tuple[str, ...] = ("--token
 
 
 def replayed(trace: Path, url: str, *flags: str) -> dict[str, Any]:
-    """Send the trace's requests one after another, in the order of the capture; return how true they were."""
+    """Send the trace's requests sequentially, in capture order; return the fidelity."""
     out = trace.with_suffix(".replayed")
     order = ["--replay-sessions", "--closed-loop", "--parallel", "1"]
     actual = json_of(replay, [str(trace), "--url", url, "-o", str(out), "--overwrite", *order, *flags])
@@ -61,7 +61,7 @@ def replayed(trace: Path, url: str, *flags: str) -> dict[str, Any]:
 
 
 def simulated(trace: Path) -> dict[str, Any]:
-    """Hits of the trace's requests in slots like those of the server."""
+    """Return simulated prefix hits of the trace's requests, with the server's slots."""
     slots = ["--engine", "llamacpp", "--no-kv-unified", "--cache-ram-tokens", "0"]
     counts: dict[str, Any] = json_of(sim, ["pool", str(trace), *slots])
     return counts

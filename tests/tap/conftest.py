@@ -75,7 +75,7 @@ class RawRequest:
         self.write(b"Transfer-Encoding: chunked\r\n\r\n")
 
     async def write_event(self, value: object) -> None:
-        """One event as one chunk in one write, far enough from the next to be a read of its own."""
+        """Write one event as one chunk, with a pause so that each event is a separate read."""
         text = b"[DONE]" if value is None else json.dumps(value).encode()
         data = b"data: %b\n\n" % text
         self.write(b"%x\r\n%b\r\n" % (len(data), data))
@@ -102,7 +102,7 @@ class ScriptedUpstream:
 
     @contextlib.asynccontextmanager
     async def serving(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
-        """Serve on ``port``; 0: a free one."""
+        """Serve on ``port``; 0: a free port."""
         tasks: set[asyncio.Task[None]] = set()
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -340,12 +340,12 @@ async def tap_command(
     finally:
         if process.returncode is None:
             process.kill()
-        await process.communicate()  # of one that was killed, too: its pipes are ours to close
+        await process.communicate()  # closes the pipes, also of a killed process
 
 
 @dataclass
 class Lab:
-    """Starts taps in front of scripted upstreams, and knows afterwards what they recorded."""
+    """Starts taps in front of scripted upstreams and reads their traces."""
 
     folder: Path
     key: HashKey

@@ -47,7 +47,7 @@ def letters(text: str) -> list[int]:
 
 
 def chain(ids: Sequence[int], model: str = "m") -> list[int]:
-    """The chain, from the documented rule alone: each block's hash needs the one before."""
+    """Hash chain by the documented rule: each block's hash includes the previous hash."""
     hasher = BlockHasher(KEY, block_size=BLOCK, model=model)
     hashes: list[Any] = []
     for at in range(0, len(ids) - BLOCK + 1, BLOCK):
@@ -136,7 +136,7 @@ def test_a_streamed_response_is_recorded_like_the_chat_that_it_is() -> None:
     assert (record.tools, record.status, record.finish_reason) == (1, "ok", "stop")
     assert (record.ttft_ms, record.itl_ms) == (3.0, [1.0])
     assert (record.prompt_tokens, record.output_tokens, record.cached_tokens) == (25, 5, 8)
-    # The text's four tokens and the one that stops: of 30 tokens the last one's KV is never computed, 29 // 4 = 7.
+    # Four text tokens and the stop token: the KV of the last of 30 tokens is never computed, 29 // 4 = 7 blocks.
     assert record.block_hashes == chain(prompt)
     assert record.block_hashes + (record.output_block_hashes or []) == chain([*prompt, *letters("yoho")])
     assert (record.hash_source, record.output_hash_source) == ("tokenizer", "tokenizer")

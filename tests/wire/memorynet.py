@@ -44,7 +44,7 @@ class MemoryTransport(asyncio.Transport):
             self.protocol.data_received(self._unread.pop(0))
 
     def peer_closes(self) -> None:
-        """The other side has no more to say."""
+        """The peer sends no more bytes."""
         if self.ended is None:
             self.protocol.eof_received()
             self.close()
@@ -66,7 +66,7 @@ class MemoryTransport(asyncio.Transport):
         return True
 
     def close(self) -> None:
-        """End it; the protocol hears of it on the loop's next turn."""
+        """Close; the protocol is notified in the next loop iteration."""
         self._end("closed")
 
     def abort(self) -> None:
@@ -91,7 +91,7 @@ class MemoryTransport(asyncio.Transport):
         return 0
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """A socket, where one is asked for."""
+        """Return a socket for ``get_extra_info``."""
         return self._socket if name == "socket" else default
 
     def _end(self, how: str) -> None:

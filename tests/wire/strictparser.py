@@ -39,7 +39,7 @@ class Reading:
     """Reading of a client's bytes by a server."""
 
     requests: list[Request]
-    """Those that are whole, in order."""
+    """Return the complete requests, in order."""
     end: Literal["whole", "incomplete", "malformed"]
     """Where they stop: at the end of the bytes, within a request, or before what is none."""
 

@@ -1,4 +1,4 @@
-"""Responses and Messages as engines send them, byte by byte: which read had the first token, and what usage says."""
+"""Responses and Messages streams, byte by byte: the read of the first token, and usage."""
 
 import json
 from typing import Any
@@ -134,7 +134,7 @@ def test_messages_first_token_and_prompt_tokens() -> None:
 
 
 def test_messages_usage_at_the_end_has_precedence() -> None:
-    """As vLLM does it: the whole prompt as input at the start, the parts at the end."""
+    """As vLLM: total prompt tokens at the start, cached and uncached tokens at the end."""
     end = ended(input_tokens=20, cache_read_input_tokens=80, output_tokens=2)
     answer = stream(MESSAGES, (1, started(input_tokens=100, output_tokens=0)), (2, TEXT_DELTA), (3, end + STOP))
     assert (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens) == (100, 80, 2)

@@ -61,7 +61,7 @@ FRAGMENTS = [
 
 @st.composite
 def mutated(draw: st.DrawFn, originals: list[bytes]) -> bytes:
-    """One or two originals one after the other, with a few bytes or fragments put in, taken out or exchanged."""
+    """One or two samples in sequence, with a few bytes or fragments inserted, removed or replaced."""
     stream = b"".join(draw(st.lists(st.sampled_from(originals), min_size=1, max_size=2)))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(stream)))

@@ -53,7 +53,7 @@ def converse(
     new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
     body_stall_s: float = BODY_STALL_S,
 ) -> list[Echo]:
-    """Run a server and one client's side of a conversation; returns the handlers that the server opened."""
+    """Run a server and a client script; return the handlers that the server created."""
     opened = [] if opened is None else opened
 
     def new_handler(head: RequestHead, connection: ClientConnection) -> Echo:
@@ -269,7 +269,7 @@ def test_a_chunked_body_ends_where_it_ends_however_it_is_cut(
 def test_upload_of_tiny_chunks_yields_to_other_clients(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    """Between two reads of another client, at most one turn's chunks of the upload are read."""
+    """Between two reads of another client, at most the chunks of one turn of the upload are parsed."""
     sizes: list[int] = []
     between: list[int] = []
 

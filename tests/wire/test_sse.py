@@ -39,7 +39,7 @@ def test_event_is_returned_by_the_read_that_completes_it() -> None:
 @pytest.mark.parametrize(
     ("pieces", "events"),
     [
-        # A read that looks like one whole event, and is not one, or not only that.
+        # A read that resembles one complete event, but is not.
         ([b"data: a\n\n", b"data: b\r\n\n", b"data: c\n\n"], [b"a", b"b", b"c"]),
         ([b"data: a\n\n", b"data: b\rdata: c\n\n"], [b"a", b"b\nc"]),
         ([b"data: a\n\n", b"data: b\n", b"data: c\n\n", b"data: d\n\n"], [b"a", b"b\nc", b"d"]),

@@ -1,4 +1,4 @@
-"""The router's own index of prefixes against a slow, obvious one."""
+"""Prefix index of the router against a slow oracle."""
 
 from collections.abc import Sequence
 

@@ -85,7 +85,7 @@ def test_a_learner_is_notified_of_dispatch_and_end() -> None:
 
     policy = Learning()
     router = Router(NAMES, policy)
-    # The chosen engine was not reached: the request went to the other one.
+    # The chosen engine was unreachable: the request was sent to the second engine.
     assert router.choose(request(4)) == 1
     router.sent(request(4), 0)
     router.ended(4, 7.5)

@@ -1,4 +1,4 @@
-"""The admin port's pages, in this process: what they say, what they never hold, who may read them."""
+"""Admin pages, in this process: health, readiness, metrics, access."""
 
 import asyncio
 import json
@@ -64,7 +64,7 @@ def test_healthz_and_readyz_differ() -> None:
     ("changes", "reachable", "reasons"),
     [
         ({}, {UPSTREAM: True}, []),
-        ({}, {UPSTREAM: False, "http://other": True}, []),  # one of them is enough
+        ({}, {UPSTREAM: False, "http://other": True}, []),  # one reachable upstream is enough
         ({}, {UPSTREAM: False}, ["no upstream accepts connections"]),
         ({"workers_up": 0, "draining": True}, {UPSTREAM: True}, ["the tap is draining", "no worker is up"]),
         ({"recorder_up": False}, {UPSTREAM: True}, []),  # a tap that serves stays in service

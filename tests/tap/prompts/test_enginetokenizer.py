@@ -138,7 +138,7 @@ def test_timed_out_engine_is_paused(engine: TokenizingEngine) -> None:
 
 
 class _Waiting(dict[str, tuple[int, Any]]):
-    """Answers only when it is told to."""
+    """Responds only on demand."""
 
     def __init__(self, released: threading.Event) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ids by segment against the same tokenizer's ids of the whole text: equal for whatever is said, at a turn's cost."""
+"""Token ids by cached segment equal the token ids of the complete text, at the cost of a turn."""
 
 import json
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def model(model_folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def complete(model_folder: Path) -> Callable[[str], list[int]]:
-    """The oracle: the file read by the tokenizers library, the text encoded in one piece."""
+    """Oracle: the tokenizers library encodes the complete text."""
     tokenizer = tokenizers.Tokenizer.from_file(str(model_folder / "tokenizer.json"))
 
     def encode(text: str) -> list[int]:

@@ -60,7 +60,7 @@ def endpoint_of(request: Any) -> str:
 
 
 async def like_vllm(request: Any) -> None:
-    """Answers streamed requests with an event a chunk, others with one body of known length."""
+    """Responds to streams with one event per chunk, to other requests with Content-Length."""
     answer, wants = ANSWERS[endpoint_of(request)], requested(request)
     if json.loads(request.body).get("stream"):
         request.write_sse_head()

@@ -204,7 +204,7 @@ def test_prefix_evictions_move_no_session(policy: str, random: Any) -> None:
 
 
 def test_sessions_with_a_long_shared_prefix_are_sticky() -> None:
-    """As conversations on one system prompt of 40 KB: all keys of both are the same, and both upstreams know them."""
+    """Conversations with a shared system prompt of 40 KB: equal prefix keys, cached on both upstreams."""
     keys = list(range(1, 33))
 
     def requested(session: str) -> RequestHead:

@@ -16,7 +16,7 @@ def usage(prompt: int, output: int) -> dict[str, int]:
 
 
 def test_each_event_is_relayed_before_the_next(lab: Any) -> None:
-    """No coalescing and no waiting: the upstream writes an event only once the client has the one before."""
+    """No coalescing, no delay: the upstream writes an event after the client has received the previous event."""
     seen = asyncio.Event()
 
     async def script(request: Any) -> None:

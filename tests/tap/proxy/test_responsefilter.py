@@ -1,4 +1,4 @@
-"""Injected responses, filtered, are the bytes of the responses that nobody injected anything into."""
+"""Filtered responses equal the responses without injection, byte for byte."""
 
 import itertools
 from typing import Any

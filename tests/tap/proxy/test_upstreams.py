@@ -1,4 +1,4 @@
-"""Several upstreams: who gets which request, what happens to one that is down, and what a reload changes."""
+"""Several upstreams: routing, unreachable upstreams, reload."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ def entry(number: int, **state: Any) -> UpstreamEntry:
 
 
 def entries_of(*upstreams: Any) -> list[UpstreamEntry]:
-    """Slots by port, as the supervisor gives each upstream one for good."""
+    """Slots by port, as assigned by the supervisor."""
     return [UpstreamEntry(str(origin), origin.port % 16) for origin in origins_of(*upstreams)]
 
 
@@ -168,7 +168,7 @@ def test_sighup_reloads_upstreams_and_ignores_an_invalid_file(lab: Any) -> None:
                 file.write_text(f"http://127.0.0.1:{second.port}\n")
                 tap.process.send_signal(signal.SIGHUP)
                 await tap.printed("upstreams are now")
-                while not second.requests:  # each worker hears of it on its own socket
+                while not second.requests:  # each worker gets the reload on a separate socket
                     await tap.post("/v1/completions", COMPLETION)
                 await tap.end()
                 assert tap.code == 0, tap.errors

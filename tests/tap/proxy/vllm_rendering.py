@@ -14,7 +14,7 @@ ABSENT: Any = object()
 
 @dataclass(frozen=True)
 class Step:
-    """What the engine puts out for one choice in one step."""
+    """Output of a choice in one scheduler step."""
 
     index: int
     token_ids: list[int]
@@ -26,7 +26,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the engine has to say to one request, however it is asked to say it."""
+    """Output of a request, independent of its response format."""
 
     chat: bool
     prompt_token_ids: list[int]
@@ -84,7 +84,7 @@ def stream_events(answer: Answer, *, usage: bool, ids: bool) -> list[bytes]:
 
 
 def full_body(answer: Answer, *, ids: bool) -> bytes:
-    """The body of an answer that is not streamed: every member is there, null where there is nothing to say."""
+    """Body of a response that is not streamed; absent members are null."""
     choices: list[dict[str, Any]] = []
     for index in range(answer.n):
         steps = [step for step in answer.steps if step.index == index]

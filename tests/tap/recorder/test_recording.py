@@ -33,7 +33,7 @@ def usage(prompt: int, output: int, cached: int | None = None) -> dict[str, Any]
 
 
 def answering(answer: Any) -> Any:
-    """A script that answers every request with one JSON body: ``answer`` of the request's."""
+    """Script that responds with a JSON body: ``answer`` of the request body."""
 
     async def script(request: Any) -> None:
         try:
@@ -57,7 +57,7 @@ def record_request(lab: Any, path: str, body: Any, script: Any, headers: bytes =
 
 
 def independent_chain(lab: Any, model: str, ids: Sequence[int]) -> list[int]:
-    """The hash chain, block by block of 4, from the documented root on: each block's hash needs the one before."""
+    """Hash chain of 4-token blocks from the documented root: each block's hash includes the previous hash."""
     hasher = BlockHasher(lab.key, "xxh3_64", 4, model=model)
     chain: list[Any] = []
     for at in range(0, len(ids) - 3, 4):
@@ -86,7 +86,7 @@ def test_a_streamed_token_id_prompt_with_output_ids(lab: Any) -> None:
     record = record_request(lab, "/v1/completions", body, script, b"X-Request-Id: r1\r\nX-Session-ID: s1\r\n")
     chain = independent_chain(lab, "m", prompt + output)
     assert record.block_hashes == chain[:1]
-    # Of 12 tokens the last one's KV is never computed: blocks 1 and 2 would be full, 11 // 4 = 2 says only block 1 is.
+    # The KV of the last of 12 tokens is never computed: 11 // 4 = 2 full blocks.
     assert record.output_block_hashes == chain[1:2]
     assert record.hash_source == "engine"
     assert record.request_id == keyed_id(lab.key, "request", "r1")

@@ -1,4 +1,4 @@
-"""What the supervisor learns of engines while it runs: another one behind the same address, and their load."""
+"""Polling of engines: changed engines, dialects."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from wire.url import Origin
 
 
 class Engines:
-    """An upstream that says of itself what it is told to."""
+    """An upstream with configurable facts."""
 
     def __init__(self) -> None:
         self.version = "1.0"

@@ -1,4 +1,4 @@
-"""The tap's flags: what they become, and how each wrong one is refused, by its name and with what was expected."""
+"""The tap's flags: settings, and errors for invalid values."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The tap's first questions to its engine: the tokenizer that it chooses, and what it says of it."""
+"""Start of the tap: the chosen tokenizer, start line and notes."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ class Probed(NamedTuple):
 def probed(
     lab: Any, facts: EngineFacts, tokens: dict[str, list[int]] | None, **settings: Any
 ) -> tuple[Probed, list[str]]:
-    """The probe of an upstream whose /tokenize knows the fields in ``tokens``; and the lines that it was asked."""
+    """Probe an upstream whose /tokenize accepts the fields in ``tokens``; return the result and its request lines."""
     requested = []
 
     async def script(request: Any) -> None:
@@ -62,7 +62,7 @@ def probed(
     [
         (VLLM, {"prompt": [7]}, "engine", ""),
         (LLAMA_CPP, {"content": [7]}, "engine", ""),
-        # llama.cpp answers vLLM's question with no tokens, as do servers that know neither.
+        # llama.cpp returns no tokens for vLLM's fields, as do servers that accept neither form.
         (VLLM, {"content": [7]}, "ids", " (the engine's /tokenize returns no tokens for a text)"),
         (LLAMA_CPP, LOADING, "engine", " (still loading)"),
     ],

@@ -1,4 +1,4 @@
-"""The tap before its first upstream is there: clients and probes are told, signals are harmless, then it goes on."""
+"""The tap before its first upstream is reachable: 503 for clients, readiness reasons, signals."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ async def waiting(lab: Any, port: int, **settings: Any) -> AsyncIterator[Any]:
 
 
 async def reported(port: int, request: bytes) -> bytes:
-    """The whole response; the connection closes behind it."""
+    """Return the complete response; the connection closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     response = await asyncio.wait_for(reader.read(), 10)

@@ -1,4 +1,4 @@
-"""Many processes, one trace: workers that share a port, and an account that adds up whoever of them is killed."""
+"""Several processes, one trace: workers that share a port, and a consistent account after crashes."""
 
 import asyncio
 import contextlib

@@ -36,7 +36,7 @@ async def wait_until_idle() -> None:
 
 
 def tcp_socket() -> socket.socket:
-    """A socket that says it is TCP: only on such does asyncio turn off the waiting for fuller packets."""
+    """Socket that reports TCP: asyncio sets TCP_NODELAY only on TCP sockets."""
     return socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
 
 
@@ -56,7 +56,7 @@ class Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int = 0) -> None:
         self.reader, self.writer = reader, writer
         self.number = number
-        """Of the upstream's connections, which one: from 0."""
+        """Number of the upstream connection, from 0."""
         self.was_reset = False
 
     async def read_until(self, end: bytes) -> bytes:
@@ -69,7 +69,7 @@ class Peer:
         return await self.reader.readexactly(count)
 
     async def until_closed(self) -> bytes:
-        """Everything up to the end of the connection; ``was_reset`` says which end it was."""
+        """Return all bytes up to the end of the connection; ``was_reset``: whether it ended by RST."""
         pieces = []
         try:
             while piece := await self.reader.read(1 << 16):
@@ -198,7 +198,7 @@ Conversation = Callable[[Peer], Awaitable[None]]
 
 
 class RawUpstream:
-    """Holds a conversation on every connection that it gets, one coroutine each; closes where that returns."""
+    """Runs a coroutine on each accepted connection; closes the connection when it returns."""
 
     def __init__(self, conversation: Conversation) -> None:
         self.conversation = conversation

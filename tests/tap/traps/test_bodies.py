@@ -1,4 +1,4 @@
-"""Where answers end: with none, with trailers, encoded, for clients of HTTP/1.0; and that the next one is in step."""
+"""Ends of bodies: empty, with trailers, encoded, HTTP/1.0; and the next response on the connection."""
 
 import gzip
 from typing import Any
@@ -42,7 +42,7 @@ def test_an_answer_without_a_body_leaves_both_connections_in_step(rig: Any, meth
 
 
 def test_head_request_without_length(rig: Any) -> None:
-    """For a GET it would say: until the connection closes. The client's connection stays in step all the same."""
+    """For a GET, the body would end with the connection. The client's connection stays usable."""
     answer = b"HTTP/1.1 200 OK\r\nX: y\r\n\r\n"
 
     async def upstream(peer: Any) -> None:

@@ -42,7 +42,7 @@ def test_during_a_stream(rig: Any, leave: Callable[[Any], None]) -> None:
 
 @pytest.mark.parametrize("leave", WAYS_TO_LEAVE)
 def test_before_the_response_starts(rig: Any, leave: Callable[[Any], None]) -> None:
-    """During a long prefill nothing is written: only the client's close says that it left."""
+    """During a long prefill nothing is written: the disconnect is detected by the client's close only."""
     has_request = asyncio.Event()
 
     async def upstream(peer: Any) -> None:

@@ -27,7 +27,7 @@ def test_drain_finishes_responses_and_closes_connections(rig: Any, monkeypatch: 
             started, waiting, idle = [await tap.connect() for _ in range(3)]
             await started.write(GET)
             await started.read_until(b"a\r\n")
-            await waiting.write(GET + GET)  # the second one is not begun any more
+            await waiting.write(GET + GET)  # the second request is not started
             while len(tap.peers) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             draining = asyncio.create_task(tap.server.drain(20))

@@ -1,4 +1,4 @@
-"""Several requests sent at once: answered one after another, in order, each alone at the upstream."""
+"""Pipelined requests: responses in order, one request at a time at the upstream."""
 
 import asyncio
 from typing import Any
@@ -79,7 +79,7 @@ def test_malformed_pipelined_request_is_refused_in_order(rig: Any) -> None:
 
 
 def test_pipelined_bytes_are_bounded(rig: Any) -> None:
-    """While one is answered the others wait: a few in memory, the rest on the client's side."""
+    """Pipelined requests wait: a few in memory, further bytes on the client's side."""
     one = b"GET /flood HTTP/1.1\r\nHost: t\r\n\r\n"
     many = one * 2000
     go_on = asyncio.Event()

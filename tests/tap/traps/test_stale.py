@@ -1,4 +1,4 @@
-"""Kept connections to the upstream that the upstream has given up: not one request is lost to them."""
+"""Stale upstream connections: no request is lost."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def answering(*behind: bytes) -> Any:
 
 
 def test_upstream_close_is_detected_before_the_next_request(rig: Any) -> None:
-    """Both are there when the loop wakes, the request before the close: only who looks sees that nobody is there."""
+    """Request and close arrive in one loop iteration, the request first: only a poll detects the close."""
 
     async def scenario() -> None:
         async with rig.tap(answering()) as tap:
