@@ -19,14 +19,14 @@ REQUESTS = 60
 def prompts(seed: int) -> list[list[int]]:
     """Walks down a small tree of runs of tokens, cut anywhere."""
     rng = random.Random(seed)
-    actual = []
+    samples = []
     for _ in range(REQUESTS):
         node, tokens = 0, list[int]()
         for _ in range(rng.randrange(1, 7)):
             node = node * 3 + rng.choice([1, 1, 2, 3])
             tokens += [10 + (37 * node + 11 * index) % 900 for index in range(48)]
-        actual.append(tokens[: rng.randrange(20, len(tokens) + 1)])
-    return actual
+        samples.append(tokens[: rng.randrange(20, len(tokens) + 1)])
+    return samples
 
 
 def test_cached_tokens_equal_a_served_sglang(tmp_path: Path) -> None:
@@ -45,9 +45,9 @@ def test_cached_tokens_equal_a_served_sglang(tmp_path: Path) -> None:
             output_tokens = rng.randrange(1, 9)
             sampling = {"max_new_tokens": output_tokens, "ignore_eos": True, "temperature": 0.0}
             body = {"input_ids": prompt, "sampling_params": sampling}
-            actual = client.post("/generate", json=body).raise_for_status().json()
-            reported.append(actual["meta_info"]["cached_tokens"])
-            computed = [*prompt, *actual["output_ids"][:-1]]
+            response = client.post("/generate", json=body).raise_for_status().json()
+            reported.append(response["meta_info"]["cached_tokens"])
+            computed = [*prompt, *response["output_ids"][:-1]]
             chain = [keys.setdefault(tuple(computed[: end + 1]), len(keys)) for end in range(len(computed))]
             ours.append(pool.run(chain, len(prompt), len(computed)))
     assert pool.tree.evicted_nodes > REQUESTS

@@ -82,7 +82,7 @@ def test_body_without_stream_has_no_first_token() -> None:
 
 
 def streamed(events: list[bytes], usage_tokens: int) -> tuple[int, list[int]]:
-    """Tokens of the first and of each later read, if each event is a read and usage has ``output`` tokens."""
+    """Tokens of the first and of each later read, if each event is a read and usage has ``usage_tokens``."""
     usage = b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n' % usage_tokens
     completion = parsed(reads(*enumerate([*events, usage, DONE])), stream=True)
     assert completion.streamed_tokens == usage_tokens
