@@ -17,6 +17,12 @@ def add_page_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
 
 
+def add_verbose_argument(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="print all tables, gates and notes (default: one screen)"
+    )
+
+
 def page_path(flags: argparse.Namespace, inputs: Iterable[Name]) -> Path | None:
     """Return ``--html``. Raises InputError if it cannot be written or is one of ``inputs``."""
     check_output(flags.html, PAGE, inputs)
@@ -24,13 +30,13 @@ def page_path(flags: argparse.Namespace, inputs: Iterable[Name]) -> Path | None:
     return path
 
 
-def put_page(page: Page, result: object, *, as_json: bool, html: Path | None) -> None:
+def put_page(page: Page, result: object, *, as_json: bool, html: Path | None, verbose: bool = True) -> None:
     """Print a result as its page, or as JSON and its page on stderr; write the page to ``html``, if it is given."""
     if html is not None:
         write_page(html, page)
     if as_json:
         print_json(result)
-    print_page(page, beside_json=as_json)
+    print_page(page, beside_json=as_json, verbose=verbose)
 
 
 def write_page(path: Path, page: Page) -> None:

@@ -1,6 +1,6 @@
 """A comparison as a page: cached tokens first, then TTFT survival by cohort, tables, provenance, definitions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from measure.cohorts import ALL, LATER_TURNS, MAIN, cohort_order, cohort_title
@@ -27,7 +27,7 @@ from report.pages.panels import Card, Cell, Check, Figure, Page, Panel, Row, Tab
 _DETAILED: Final[tuple[Metric, ...]] = ("tpot", "itl", "e2e")
 
 
-def comparison_page(compared: Compared) -> Page:
+def comparison_page(compared: Compared, brief: Sequence[Table] = ()) -> Page:
     """Return the page of ``report compare`` and ``sim validate``."""
     result = compared.result
     checks = [Check("gate", gate.state, f"{gate.expression} ({gate.reason})") for gate in result.gates]
@@ -40,6 +40,7 @@ def comparison_page(compared: Compared) -> Page:
         cards=comparison_cards(result),
         checks=checks,
         steps=result.next_steps,
+        brief=brief,
         panels=[*_survival_panels(compared), *_detail_panels(compared)],
         slots={label: slot for slot, label in enumerate(result.traces)},
         dashed=[label for label, trace in result.traces.items() if trace.source == "sim"],
@@ -58,8 +59,8 @@ def _survival_panels(compared: Compared) -> Iterator[Panel]:
         title=title,
         id=_place(first),
         figure=survival.get(first),
-        caption="Share of requests still without a first token after t. Solid: measured; dashed: predicted; "
-        f"thick: a truth. {bands}",
+        caption="Share of requests without a first token after t. Solid: measured; dashed: predicted; "
+        f"thick: reference. {bands}",
     )
     if result.pairs:
         yield from _cached_panels(compared)
@@ -71,7 +72,7 @@ def _survival_panels(compared: Compared) -> Iterator[Panel]:
     for cohort in cohort_order({name for trace in result.traces.values() for name in trace.cohorts} & set(MAIN)):
         if cohort != first:
             table, title = cohort_table(result, cohort, "ttft"), cohort_title(cohort)
-            caption = f"Share of requests still without a first token, {title.lower()}."
+            caption = f"Share of requests without a first token, {title.lower()}."
             yield Panel(title=title, id=_place(cohort), figure=survival[cohort], caption=caption, tables=[table])
 
 
@@ -327,7 +328,7 @@ def per_request(cell: DurationError) -> str:
 def survival_figures(compared: Compared) -> dict[str, Figure]:
     cohorts = {cohort for (_, cohort, metric) in compared.cells if metric == "ttft" and cohort in MAIN}
     return {
-        cohort: _curves(compared, cohort, "ttft", "TTFT (ms)", "still without a first token")
+        cohort: _curves(compared, cohort, "ttft", "TTFT (ms)", "requests without a first token")
         for cohort in cohort_order(cohorts)
     }
 

@@ -1,7 +1,8 @@
 """A page as plain data: panels with figures, captions and tables; one renderer for a terminal, one for HTML."""
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from textwrap import wrap
@@ -14,6 +15,10 @@ Figure = dict[str, Any]
 """A figure of plotly without colours: ``report.pages.figures``."""
 WIDEST_NAME: Final = 26
 """Letters of a row's name in a terminal, on one line."""
+SCREEN_LINES: Final = 40
+SCREEN_COLUMNS: Final = 100
+_MOST_CHECKS: Final = 6
+"""Checks on one screen: failed, then too uncertain, then passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,8 @@ class Page:
     checks: Sequence[Check] = ()
     steps: Sequence[str] = ()
     """Next steps, where a check failed."""
+    brief: Sequence[Table] = ()
+    """Tables of the one-screen form, which ``-v`` replaces by those of the panels. Empty: there is no such form."""
     panels: Sequence[Panel] = ()
     slots: Mapping[str, int] = field(default_factory=dict)
     """Colours of labels, whose rows have a mark in that colour."""
@@ -168,7 +175,41 @@ def page_lines(page: Page) -> Iterator[str]:
     yield from (f"next: {step}" for step in page.steps)
 
 
-def print_page(page: Page, *, beside_json: bool) -> None:
-    """Print a page; beside JSON, which stdout has, on stderr."""
-    for line in page_lines(page):
+def screen_lines(page: Page) -> list[str]:
+    """Return a page on one screen: verdict, numbers, gates, next steps. Tables get the lines that text leaves."""
+    checks = sorted(page.checks, key=lambda check: ("failed", "uncertain", "passed").index(check.mood))
+    notes = [f"note: {note}" for note in page.notes[:2]]
+    above = wrap_lines([*_verdict(checks), *page.headlines[:1], *page.leads, *notes])
+    below = wrap_lines(
+        [
+            *(f"{check.kind} {check.state}: {check.text}" for check in checks[:_MOST_CHECKS]),
+            *(f"next: {step}" for step in page.steps[:2]),
+            "more: -v prints all tables, gates and notes; --html PAGE writes the figures",
+        ]
+    )
+    tables = [line for table in page.brief for line in ("", *filter(None, [table.caption]), *table.lines)]
+    return [*above, *tables[: SCREEN_LINES - len(above) - len(below) - 1], "", *below][-SCREEN_LINES:]
+
+
+def _verdict(checks: Sequence[Check]) -> Iterator[str]:
+    """Yield the outcome of all checks, the worst first, with the number of each."""
+    counts = Counter(check.state for check in checks)
+    if counts:
+        worst, *others = (f"{count} {state}" for state, count in counts.items())
+        count, _, state = worst.partition(" ")
+        yield f"verdict: {state} ({', '.join([f'{count} of {len(checks)} {checks[0].kind}s', *others])})"
+
+
+def wrap_lines(lines: Iterable[str]) -> list[str]:
+    """Break lines at blanks to the width of a screen; indent their continuation."""
+    return [
+        part
+        for line in lines
+        for part in wrap(line, SCREEN_COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    ]
+
+
+def print_page(page: Page, *, beside_json: bool, verbose: bool = True) -> None:
+    """Print a page, on one screen unless ``verbose``; to stderr beside JSON on stdout."""
+    for line in page_lines(page) if verbose or not page.brief else screen_lines(page):
         print(printable(line), file=sys.stderr if beside_json else sys.stdout)

@@ -44,7 +44,7 @@ def wait_panel(measured: Measured) -> Panel:
         title=title,
         id="waits",
         figure=_figure(cells, slots),
-        caption=f"Share of requests still waiting after t: further left is faster. {_bands(run, cells)}",
+        caption=f"Share of requests without a first token after t: further left is faster. {_bands(run, cells)}",
         tables=[_numbers(cells)],
     )
 
@@ -54,7 +54,7 @@ def _figure(cells: Mapping[str, Cell], slots: Mapping[str, int]) -> Figure:
         Survival(name=f"{name} ({len(cell.waits):,})", curve=_thinned(cell.curve), n=len(cell.waits), slot=slots[name])
         for name, cell in cells.items()
     ]
-    return survival_figure(drawn, "time since arrival (ms)", "still without a first token")
+    return survival_figure(drawn, "time since arrival (ms)", "requests without a first token")
 
 
 def _thinned(curve: Curve) -> Curve:
