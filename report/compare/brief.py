@@ -9,7 +9,7 @@ from measure.cohorts import ALL, cohort_title
 from measure.number_format import NOTHING, share
 from measure.table import table_lines
 from measure.thresholds import TOO_UNCERTAIN
-from report.compare.cells import JUDGED_LEVELS
+from report.compare.cells import EVALUATED_LEVELS
 from report.compare.comparison import Compared
 from report.compare.headline import telling_cohort
 from report.compare.panels import error_interval_text, interval_text, quantile_error, quantile_text
@@ -31,7 +31,7 @@ def _forecast_table(result: Comparison, label: str) -> Table:
     name = telling_cohort(pair)
     captured, predicted = (result.traces[side].cohorts[name].ttft for side in (pair.truth, label))
     rows: list[Row] = []
-    for level in JUDGED_LEVELS:
+    for level in EVALUATED_LEVELS:
         error: QuantileError | None = getattr(pair.cohorts[name].ttft, level)
         forecast = getattr(predicted, level)
         spread = NOTHING if error is None or error.repeat_spread is None else share(error.repeat_spread)
@@ -44,27 +44,26 @@ def _forecast_table(result: Comparison, label: str) -> Table:
 
 
 def validation_lines(results: Mapping[str, Compared], label: str) -> Iterator[str]:
-    """Yield a row per capture: outcome of its gates, TTFT errors with interval, and the first next step of all."""
+    """Yield a row per capture: gates, TTFT errors with interval; then the first next step."""
     rows, steps = [], []
     for path, compared in results.items():
         states = Counter(gate.state for gate in compared.result.gates)
         state = next((state for state in _STATES if states[state]), "passed")
         gates = f"{states['passed']}/{sum(states.values())}"
         ttft = compared.result.pairs[label].cohorts[ALL].ttft
-        errors = [_error_text(getattr(ttft, level)) for level in JUDGED_LEVELS]
+        errors = [_error_text(getattr(ttft, level)) for level in EVALUATED_LEVELS]
         rows.append([_capture_name(path), state, gates, *errors])
         steps += compared.result.next_steps
-    columns = ["validated on", "verdict", "passed", *(f"TTFT {level} error" for level in JUDGED_LEVELS)]
+    columns = ["validated on", "verdict", "passed", *(f"TTFT {level} error" for level in EVALUATED_LEVELS)]
     yield from table_lines(columns, sorted(rows, key=lambda row: _STATES.index(row[1]))[:_MOST_CAPTURES], "<<>>>>")
     yield from wrap_lines([*(f"next: {step}" for step in steps[:1]), "more: -v prints all gates and tables"])
 
 
 def _capture_name(path: str) -> str:
-    """Return the file name of a capture without suffixes, cut to 24 letters."""
     return Path(path).name.partition(".")[0][:24]
 
 
 def _error_text(error: QuantileError | None) -> str:
-    """Return a quantile's signed error and its interval: ``−12 % [−22–+5.2 %]``."""
+    """Return a signed latency error and its interval: ``−12 % [−22–+5.2 %]``."""
     ends = error_interval_text(error).replace(" %", "", 1).replace(" … ", "–")
     return quantile_error(error) + (f" [{ends}]" if ends else "")

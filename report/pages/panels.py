@@ -1,4 +1,4 @@
-"""A page as plain data: panels with figures, captions and tables; one renderer for a terminal, one for HTML."""
+"""Page as plain data: panels with figures, captions and tables, rendered to a terminal or to HTML."""
 
 import sys
 from collections import Counter
@@ -39,15 +39,15 @@ Row = Sequence[str | Cell]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table; the first column names the rows. A text of several lines is a value with its error or effect below."""
+    """Table; the first column names the rows. Lines of a cell: latency or other value, then error or effect."""
 
     columns: Sequence[str]
     rows: Sequence[Row]
     caption: str = ""
     narrow: int | None = None
-    """Columns that a terminal shows; 0: a page alone has the table. None: all."""
+    """Columns in a terminal; 0: HTML only. None: all."""
     folded: bool = False
-    """True: behind its caption on a page, and left out of a terminal."""
+    """True: collapsed in HTML, and left out of a terminal."""
     words: bool = False
     """True: its cells are text, not numbers."""
 
@@ -62,19 +62,17 @@ class Table:
 
 
 def _lines_of(text: str) -> list[str]:
-    """Return the lines of a cell; a long name breaks at blanks."""
     lines = text.split("\n")
     return [part for line in lines for part in (wrap(line, WIDEST_NAME) if len(line) > WIDEST_NAME else [line])]
 
 
 def as_table(table: TextTable, caption: str = "", *, folded: bool = False) -> Table:
-    """Return a table of ``measure`` as one of a page."""
     return Table(table.columns, table.rows, caption, folded=folded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A figure and everything that explains it; ``missing`` alone if the trace lacks what it needs."""
+    """Figure with caption, sentences and tables; ``missing`` alone if the trace lacks the data."""
 
     title: str
     id: str = ""
@@ -83,19 +81,19 @@ class Panel:
     """Heading above it; empty: that of the panel before."""
     figure: Figure | None = None
     caption: str = ""
-    """Meaning of the marks, and what to look for."""
+    """Meaning of the marks, and advice."""
     lines: Sequence[str] = ()
     """Sentences beside the table, in a terminal too."""
     tables: Sequence[Table] = ()
     half: bool = False
     """True: half a line wide, beside its neighbour."""
     missing: str = ""
-    """Sentence on the facts that the trace lacks."""
+    """Data that the trace lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A number of the first screen."""
+    """Headline number of a page."""
 
     title: str
     value: str
@@ -104,7 +102,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A gate, an SLO or a check of health, with its outcome."""
+    """Result of a gate, an SLO or a health check."""
 
     kind: str
     state: str
@@ -120,7 +118,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A result as a reader sees it, in a terminal and in a browser."""
+    """Result for a terminal and a browser."""
 
     tool: str
     """Command that made it."""
@@ -129,9 +127,9 @@ class Page:
     """Document that defines every number."""
     headlines: Sequence[str]
     leads: Sequence[str] = ()
-    """Sentences on what the numbers rest on."""
+    """Sentences on sample and model."""
     notes: Sequence[str] = ()
-    """Sentences to read before the numbers."""
+    """Warnings."""
     cards: Sequence[Card] = ()
     checks: Sequence[Check] = ()
     steps: Sequence[str] = ()
@@ -146,12 +144,10 @@ class Page:
 
     @property
     def figures(self) -> dict[str, Figure]:
-        """Figures by the id of their place."""
         return {panel.id: panel.figure for panel in self.panels if panel.figure is not None}
 
     @property
     def chapters(self) -> list[tuple[str, list[Panel]]]:
-        """Panels under their headings."""
         chapters: list[tuple[str, list[Panel]]] = []
         for panel in self.panels:
             if not chapters or panel.chapter:
@@ -161,7 +157,7 @@ class Page:
 
 
 def page_lines(page: Page) -> Iterator[str]:
-    """Yield the page for a terminal: sentences, tables and checks."""
+    """Yield all sentences, tables and checks of a page for a terminal."""
     yield from page.headlines
     yield from page.leads
     yield from (f"note: {note}" for note in page.notes)

@@ -91,8 +91,8 @@ def test_a_small_cell_is_not_judged(tmp_path: Path) -> None:
     traces = [write(tmp_path / f"{name}.jsonl", [answered(n, 10.0) for n in range(29)]) for name in "to"]
     result = compared(f"t={traces[0]}", f"o={traces[1]}")
     ttft = result["pairs"]["o"]["cohorts"]["all"]["ttft"]
-    assert (ttft["judged"], ttft["p50"], ttft["w1_ms"]) == (False, None, None)
-    assert result["headline"] == ["o against t: 29 requests with a TTFT; not judged under 30."]
+    assert (ttft["evaluated"], ttft["p50"], ttft["w1_ms"]) == (False, None, None)
+    assert result["headline"] == ["o against t: 29 requests with a TTFT; not evaluated under 30."]
 
 
 def test_a_quantile_past_the_end_is_a_bound(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_gates_decide_the_exit_code(make_trace: MakeTrace, capsys: pytest.Captur
     assert main(["compare", *traces, "--gate", "predicted.turns2+.ttft.p50.error<=0.05"]) == 1
     # 24 first turns are too few to judge: what was not measured was not shown to hold.
     assert main(["compare", *traces, "--gate", "predicted.turn1.ttft.p50.error<=10%"]) == 1
-    assert "not judged" in capsys.readouterr().out
+    assert "not evaluated" in capsys.readouterr().out
 
 
 def test_an_error_within_more_noise_than_the_limit_is_too_uncertain(

@@ -49,7 +49,7 @@ def test_the_curve_with_its_knee_the_engines_size_and_its_own_rate() -> None:
         ),
         (
             [asked("1", 0.0, [1, 2], "a", cached_tokens=0)],
-            "No block of a prompt came before: a cache of any size serves nothing.",
+            "No prompt block repeats: a cache of any size has no hit.",
         ),
     ],
 )

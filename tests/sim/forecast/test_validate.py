@@ -110,8 +110,8 @@ def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     validate(folder, "--cold", str(folder / "cold.jsonl"), "--html", str(page))
     said = page.read_text()
-    assert "Did the forecasts come true?" in said
-    assert "cold-predicted, held to cold" in said
+    assert "Forecast and capture" in said
+    assert "cold-predicted against cold" in said
     assert figures_drawn(page) >= {"survival-all", "survival-turns2-"}
 
 
