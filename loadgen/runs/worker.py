@@ -146,7 +146,7 @@ async def _report(running: PlanRun, say: Say) -> None:
     while True:
         await asyncio.sleep(PROGRESS_INTERVAL_S)
         tally = running.count()
-        say(Progress(tally.counts(), tally.take_recent()))
+        say(Progress(tally.counts(), tally.pop_recent()))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from measure.number_format import rests_on
+from measure.number_format import coverage_text
 from sim.engine import simulation
 from sim.engine.deployment import Deployment
 from sim.engine.fleetplan import (
@@ -59,7 +59,7 @@ class Captured:
     def hash_coverage(self) -> str:
         """Note on the share of requests with block hashes, if low; else empty."""
         hashed = sum(record.block_hashes is not None for record in self.records)
-        share = rests_on(hashed, len(self.records), "block hashes") if hashed and not self.cold else ""
+        share = coverage_text(hashed, len(self.records), "block hashes") if hashed and not self.cold else ""
         return f"hits are {share} and share nothing here" if share else ""
 
     @cached_property
@@ -82,13 +82,13 @@ class Load:
     def most_blocks(self) -> int:
         """Distinct KV cache blocks that the load can fill, with a partial block per request."""
         arrivals = self.arrivals
-        private = int((arrivals.full_blocks - arrivals.known).sum())
+        private = int((arrivals.full_blocks - arrivals.hashed_blocks).sum())
         return len(np.unique(arrivals.hashes)) + private + int(arrivals.runs.sum())
 
     @property
     def serves(self) -> bool:
         """True if an engine can serve a request without parent, or the capture has its end."""
-        roots = self.arrivals.take(np.flatnonzero(self.arrivals.parents == planning.NOBODY))
+        roots = self.arrivals.select(np.flatnonzero(self.arrivals.parents == planning.NOBODY))
         return not roots.runs.all() or bool(simulation.servable(roots, self.engine).any())
 
 
@@ -144,7 +144,7 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
             needs_hashes=engine.enable_prefix_caching,
         )
     arrivals = at_rate(captured.planned[key], scenario.rate)
-    deployment.require_room(arrivals, engine.block_size)
+    deployment.require_host_capacity(arrivals, engine.block_size)
     return Load(scenario, arrivals, engine, fleet, deployment)
 
 

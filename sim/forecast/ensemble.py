@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from measure.cache.vectors import array_of
 from measure.distributions import ndtri, stdtrit
-from measure.quantiles import interval_places, quantile
+from measure.quantiles import interval_indices, quantile
 from measure.resampling import CONFIDENCE
 from sim.engine.columns import ResultColumns
 from sim.engine.deployment import Deployment
@@ -152,7 +152,7 @@ def interval(values: FloatArray) -> tuple[float, float, float]:
     ordered = np.sort(values[~np.isnan(values)])
     if not len(ordered):
         return np.nan, np.nan, np.nan
-    low, high = interval_places(CONFIDENCE, len(ordered))
+    low, high = interval_indices(CONFIDENCE, len(ordered))
     return quantile(ordered, 0.5), float(ordered[low]), float(ordered[high])
 
 
@@ -161,7 +161,7 @@ def _result_columns(run: Simulation) -> dict[str, npt.NDArray[Any]]:
     return client_columns(results) | {
         "cached_tokens": array_of(results.cached_tokens, np.int64),
         "preemptions": array_of(results.preemptions, np.int64),
-        "gaps_ms": thinned_gaps([(run.requests, run.seen_ms)], MOST_GAPS),
+        "gaps_ms": thinned_gaps([(run.requests, run.delivered_ms)], MOST_GAPS),
     }
 
 
@@ -172,7 +172,7 @@ def client_columns(results: ResultColumns) -> dict[str, npt.NDArray[Any]]:
         "arrival_ms": np.where(outcome == PARENT_FAILED, np.nan, array_of(results.arrival_ms, np.float64)),
         "ttft_ms": array_of(results.ttft_ms, np.float64),
         "e2e_ms": array_of(results.e2e_ms, np.float64),
-        "output_tokens": array_of(results.num_seen, np.int64),
+        "output_tokens": array_of(results.num_delivered, np.int64),
     }
 
 

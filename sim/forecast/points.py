@@ -141,7 +141,7 @@ def make_point(
     **more: Any,
 ) -> ForecastPoint:
     """Return a point with effects against ``base``, and whether enough members meet the latency limits."""
-    within_limits = [limit.holds_each(forecast.values[measure_name(limit)]) for limit in limits]
+    within_limits = [limit.meets(forecast.values[measure_name(limit)]) for limit in limits]
     within = float(np.mean(np.all(within_limits, axis=0))) if within_limits else None
     served = not forecast.saturated and not np.median(forecast.values["unserved"])
     measures = {name: summing.measure_beside(name, forecast.values, base) for name in forecast.values}

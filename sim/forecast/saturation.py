@@ -96,7 +96,7 @@ def _capacity(arrivals: Arrivals, config: EngineConfig, model: Model) -> float:
 def _at_once(arrivals: Arrivals) -> Arrivals:
     """Queue all requests at time 0 in arrival order, without parents and aborts, for full batches."""
     order = np.argsort(arrivals.arrival_ms, kind="stable")
-    queued, nothing = arrivals.take(order), np.full(len(order), np.nan)
+    queued, nothing = arrivals.select(order), np.full(len(order), np.nan)
     generated = np.maximum(arrivals.batch.numbers("output_tokens")[queued.rows], 1)
     return replace(
         queued,

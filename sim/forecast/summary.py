@@ -132,7 +132,7 @@ def finite(value: float) -> float | None:
 def measured_point(captured: Captured, cohorts: Mapping[str, IntArray]) -> ForecastPoint | None:
     """Return the measured latency and hit rate of a trace; None: no times, or a simulated trace."""
     run = make_run("measured", captured.path.name, captured.meta, captured.records)
-    samples = {name: latency_samples.first_token_waits(run, rows) for name, rows in cohorts.items()}
+    samples = {name: latency_samples.ttft_sample(run, rows) for name, rows in cohorts.items()}
     samples = {name: sample for name, sample in samples.items() if sample.count(EVENT)}
     if captured.meta.source == "sim" or not (samples or np.isfinite(run.e2e_ms).any()):
         return None
