@@ -1,4 +1,4 @@
-"""``report``: metrics, gates and pictures of traces."""
+"""``report``: latency, throughput and cache metrics, gates and figures of traces."""
 
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 
@@ -16,7 +16,6 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the subcommand that ``argv`` begins with."""
     return run_subcommand("report", "Metrics, gates and pictures of traces.", COMMANDS, argv)
 
 

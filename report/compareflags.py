@@ -1,4 +1,4 @@
-"""``report compare``: traces side by side, as tables and a page."""
+"""``report compare``: latency and cached tokens of traces side by side, as tables and a page."""
 
 import argparse
 from collections.abc import Sequence
@@ -49,9 +49,9 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(flags: argparse.Namespace) -> int:
-    """Compare; 1 if a gate failed, or if the traces share no request: then there is no page.
+    """Compare; 1 if a gate failed, or if the traces share no request: no page then.
 
-    3 if no gate failed and one is too uncertain.
+    3 if no gate failed and a gate is too uncertain.
     """
     from report.compare import comparison, gates, panels
 

@@ -1,4 +1,4 @@
-"""Output of results: a page in a terminal, as one JSON object, and as one HTML file."""
+"""Output of results: terminal, JSON object, HTML page."""
 
 import argparse
 import json
@@ -17,20 +17,26 @@ def add_page_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
 
 
+def add_verbose_argument(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="print all tables, gates and notes (default: one screen)"
+    )
+
+
 def page_path(flags: argparse.Namespace, inputs: Iterable[Name]) -> Path | None:
-    """Return ``--html``. Raises InputError if it cannot be written or is one of ``inputs``."""
+    """Return ``--html``. Raises InputError if not writable, or an input."""
     check_output(flags.html, PAGE, inputs)
     path: Path | None = flags.html
     return path
 
 
-def put_page(page: Page, result: object, *, as_json: bool, html: Path | None) -> None:
-    """Print a result as its page, or as JSON and its page on stderr; write the page to ``html``, if it is given."""
+def put_page(page: Page, result: object, *, as_json: bool, html: Path | None, verbose: bool = True) -> None:
+    """Print a result as page, or as JSON with the page on stderr; write ``html`` if given."""
     if html is not None:
         write_page(html, page)
     if as_json:
         print_json(result)
-    print_page(page, beside_json=as_json)
+    print_page(page, beside_json=as_json, verbose=verbose)
 
 
 def write_page(path: Path, page: Page) -> None:
@@ -43,7 +49,7 @@ def write_page(path: Path, page: Page) -> None:
 
 
 def render_page(page: Page) -> str:
-    """Return the HTML of a page with everything that it needs to open offline."""
+    """Return self-contained HTML that opens offline."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined  # noqa: PLC0415 - flags need no jinja2
     from markupsafe import Markup  # noqa: PLC0415
 
@@ -65,7 +71,6 @@ def _asset(name: str) -> str:
 
 
 def script_json(value: object) -> str:
-    """Return JSON that is safe inside a script element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for letter, escape in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
         text = text.replace(letter, escape)

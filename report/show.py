@@ -1,4 +1,4 @@
-"""``report show``: every metric of one trace, its health checks, SLOs on it, as files and as a page; or a sweep."""
+"""``report show``: latency, throughput and cache metrics of a trace, health checks and SLOs; or a sweep."""
 
 import argparse
 import sys
@@ -28,7 +28,7 @@ TABLES: Final = ("requests.parquet", "sessions.parquet")
 
 
 def run(flags: argparse.Namespace) -> int:
-    """Print the metrics of a trace, or the points of a sweep; 1 if an SLO is missed."""
+    """Print the metrics of a trace or the points of a sweep; 1 if a latency or other SLO is missed."""
     sweep = [folder for folder in flags.trace if (folder / INDEX).is_file()]
     if sweep and len(sweep) == len(flags.trace):
         return show_sweep(sweep, flags)
@@ -72,7 +72,7 @@ def show_trace(path: Path, flags: argparse.Namespace) -> int:
 
 
 def check_files(folder: Path, trace: Path) -> None:
-    """Raise InputError unless the tables can be written: over nothing but earlier ones."""
+    """Raise InputError unless the tables are writable, and replace only earlier tables."""
     if not folder.resolve().parent.is_dir() or (folder.exists() and not folder.is_dir()):
         raise InputError(f"--files {folder}: expected a folder to write in")
     for name in TABLES if folder.is_dir() else ():
@@ -80,7 +80,7 @@ def check_files(folder: Path, trace: Path) -> None:
 
 
 def write_files(folder: Path, run: Run) -> None:
-    """Write both tables. Raises InputError without pyarrow, and where the folder cannot be written."""
+    """Write request and session tables. Raises InputError without pyarrow or a writable folder."""
     tables_of = columns.request_table, columns.session_table
     try:
         folder.mkdir(exist_ok=True)
@@ -105,5 +105,5 @@ def write_parquet(table: columns.Table, path: Path) -> None:
 
     schema = pa.schema([(name, type_of(column)) for name, column in table.items()])
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
-        for part in columns.parts(table):
-            file.write_batch(pa.RecordBatch.from_pydict(part, schema=schema))
+        for chunk in columns.parts(table):
+            file.write_batch(pa.RecordBatch.from_pydict(chunk, schema=schema))

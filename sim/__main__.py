@@ -1,4 +1,4 @@
-"""``sim``: effects of a prefix cache on a trace."""
+"""``sim``: prefix cache hits and latency of a trace, simulated."""
 
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 
@@ -9,19 +9,21 @@ from tracefile.commandline.subcommands import Subcommand, run_subcommand
 
 COMMANDS = {
     "pool": Subcommand("sim.cache.poolflags", "prefix hits of a trace in a block pool of one size"),
-    "curve": Subcommand("sim.cache.curveflags", "prefix hits of a trace at every cache size, and reuse of its blocks"),
+    "curve": Subcommand("sim.cache.curveflags", "prefix hits of a trace by cache size, and reuse of its blocks"),
     "misses": Subcommand("sim.cache.missesflags", "causes of cache misses at one size, and evictions by group"),
     "audit": Subcommand(
-        "sim.fit.auditflags", "compare reported cached tokens with the rules of the cache on the captured schedule"
+        "sim.fit.auditflags", "compare reported cached tokens with the prefix cache rules on the captured schedule"
     ),
-    "run": Subcommand("sim.engine.runflags", "predict a trace's times and cached tokens with a fitted model"),
+    "run": Subcommand(
+        "sim.engine.runflags", "simulate latency and cached tokens of a trace with a fitted latency model"
+    ),
     "what-if": Subcommand(
         "sim.forecast.flags.whatifflags",
-        "forecast a capture under another cache, rate or setting, beside the capture as it was",
+        "forecast latency of a capture under another cache, rate or engine setting",
     ),
     "sweep": Subcommand(
         "sim.forecast.flags.sweepflags",
-        "forecast a capture at every point of a grid: what to change, and for which cost",
+        "forecast latency and throughput at all points of a grid, and choose the cheapest setting",
     ),
     "search": Subcommand("sim.forecast.flags.searchflags", "smallest cache or highest rate that keeps a TTFT target"),
     "calibrate": Subcommand(
@@ -29,7 +31,7 @@ COMMANDS = {
     ),
     "validate": Subcommand(
         "sim.forecast.flags.validateflags",
-        "compare captures with forecasts of them, quantile by quantile; gates for CI",
+        "compare measured with forecast latency by quantile; gates for CI",
     ),
     "serve": Subcommand(
         "sim.serving.serveflags", "serve an OpenAI-compatible simulated engine with the latency model's times"

@@ -1,7 +1,7 @@
-"""Cells of a comparison: a metric of a label in a cohort, its curve and quantiles, and the pair of two such.
+"""Cells of a comparison: a latency metric of a label in a cohort, its curve and quantiles, and pairs of cells.
 
-Captures of one load differ by the engine's pace, so their spread tells how well their mean is known. An error is small
-enough if its whole interval lies within a margin; two captures that differ more widen it, and excuse nothing.
+Captures of one load differ by the engine's pace, so their spread bounds the error of their mean. An error is small
+enough if its whole interval lies within a margin; a larger spread of captures widens it, and excuses nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class Cell:
     low_ms: FloatArray
     high_ms: FloatArray
     """Interval of each quantile: over resampled sessions, of an ensemble over its members. NaN: none."""
-    drawn_ms: FloatArray | None
+    resampled_ms: FloatArray | None
     """Quantiles (draws, LEVELS) of resampled sessions, of an ensemble of one member after another. Null: too few
     sessions to resample, or a metric without intervals."""
     curve: Curve
@@ -76,27 +76,27 @@ Cells = Mapping[tuple[str, str, Metric], Cell]
 
 
 def measure(waits: LatencySample, session_of_row: IntArray, weights: npt.NDArray[np.uint16] | None) -> Cell:
-    """Curve, quantiles and bootstrap draws of one sample; ``weights`` None: no intervals."""
+    """Return curve, quantiles and bootstrap draws of a latency sample; ``weights`` None: no intervals."""
     if not len(waits):
         return empty_cell(waits)
     units = session_of_row[waits.row]
     sessions, effective_n = len(np.unique(units)), effective_units(units)
     share = incidence(waits)
     values_ms = quantiles(waits, share, LEVEL_SHARES)
-    points = drawn_points(waits)
-    drawn_ms = None
+    points = plotted_rows(waits)
+    resampled_ms = None
     low = high = np.full(len(points), np.nan)
     low_ms = high_ms = np.full(len(LEVEL_SHARES), np.nan)
     if weights is not None and effective_n >= FEWEST_UNITS and len(weights):
         replicates = resample(waits, session_of_row, weights, LEVEL_SHARES, points)
-        drawn_ms = replicates.quantiles_ms
+        resampled_ms = replicates.quantiles_ms
         low, high = interval(replicates.survival)
-        low_ms, high_ms = interval(drawn_ms)
+        low_ms, high_ms = interval(resampled_ms)
         indexes = np.searchsorted(share, LEVEL_SHARES - ROUNDING)
         above = [effective_units(units[index + 1 :]) for index in indexes]
         high_ms = np.where(np.array(above) < FEWEST_UNITS_ABOVE, np.inf, high_ms)
     curve = Curve(waits.time_ms[points], 1.0 - share[points], low, high)
-    return Cell(waits, sessions, effective_n, values_ms, low_ms, high_ms, drawn_ms, curve)
+    return Cell(waits, sessions, effective_n, values_ms, low_ms, high_ms, resampled_ms, curve)
 
 
 def empty_cell(waits: LatencySample, members: int = 0) -> Cell:
@@ -137,19 +137,19 @@ def evaluate(
     repeats: Sequence[DurationError] = (),
     limits: Mapping[str, float] = BELOW_SATURATION,
 ) -> DurationError:
-    """Judge a pair of cells; ``per_request``: the truth's and the other's value of each joined request.
+    """Compare two latency cells; ``per_request``: the value of each joined request on both sides.
 
-    ``repeats``: the same cell of each repeat of the truth, judged. ``limits``: the gates' on an ensemble's error.
+    ``repeats``: the same cell of each repeated capture. ``limits``: gate limits on an ensemble's latency error.
     """
     n_truth, n_other = truth.size, other.size
     if min(n_truth, n_other) < MIN_CELL:
-        return DurationError(n_truth=n_truth, n_other=n_other, judged=False)
+        return DurationError(n_truth=n_truth, n_other=n_other, evaluated=False)
     errors = {name: _quantile_error(truth, other, at) for at, name in enumerate(LEVELS)}
     apart = distance(truth.waits, other.waits)
     measured = DurationError(
         n_truth=n_truth,
         n_other=n_other,
-        judged=True,
+        evaluated=True,
         w1_ms=apart.w1_ms,
         w1_log=apart.w1_log,
         sup=apart.sup,
@@ -165,8 +165,8 @@ def evaluate(
 def joined_rows(join: Join, truth_cohort: IntArray, truth: Run) -> tuple[IntArray, IntArray]:
     inside = np.zeros(len(truth), dtype=np.bool_)
     inside[truth_cohort] = True
-    kept = inside[join.truth_rows]
-    return join.truth_rows[kept], join.other_rows[kept]
+    mask = inside[join.truth_rows]
+    return join.truth_rows[mask], join.other_rows[mask]
 
 
 def _quantile_error(truth: Cell, other: Cell, at: int) -> QuantileError | None:
@@ -178,11 +178,11 @@ def _quantile_error(truth: Cell, other: Cell, at: int) -> QuantileError | None:
         return QuantileError(reached=_reached(t, o, truth, other), inside_band=inside)
     band = float(other.high_ms[at] - other.low_ms[at]) / (2.0 * float(o)) if other.members and o > 0.0 else None
     low = high = np.full(1, np.nan)
-    known = all(cell.members or np.isfinite(cell.high_ms[at]) for cell in (truth, other))
-    if known and truth.drawn_ms is not None and other.drawn_ms is not None:
-        drawn_t, drawn_o = truth.drawn_ms[:, at], other.drawn_ms[:, at]
-        kept = np.isfinite(drawn_t) & ~np.isnan(drawn_o) & (drawn_t > LEAST_DENOMINATOR)
-        low, high = interval(((drawn_o[kept] - drawn_t[kept]) / drawn_t[kept])[:, None])
+    comparable = all(cell.members or np.isfinite(cell.high_ms[at]) for cell in (truth, other))
+    if comparable and truth.resampled_ms is not None and other.resampled_ms is not None:
+        truth_draws, other_draws = truth.resampled_ms[:, at], other.resampled_ms[:, at]
+        mask = np.isfinite(truth_draws) & ~np.isnan(other_draws) & (truth_draws > LEAST_DENOMINATOR)
+        low, high = interval(((other_draws[mask] - truth_draws[mask]) / truth_draws[mask])[:, None])
     signed = float((o - t) / t)
     return QuantileError(
         error=abs(signed),
@@ -195,7 +195,7 @@ def _quantile_error(truth: Cell, other: Cell, at: int) -> QuantileError | None:
 
 
 def _reached(t: float, o: float, truth: Cell, other: Cell) -> Literal["one", "neither", "undecided"]:
-    """Say which sides reach a quantile that is infinite on one side or both; a censored curve is a lower bound."""
+    """Return which sides reach a quantile that is infinite on a side; a censored curve is a lower bound."""
     if np.isinf(t) and np.isinf(o):
         return "neither"
     bound_ms = (truth if np.isinf(t) else other).waits.observed_until_ms
@@ -203,7 +203,7 @@ def _reached(t: float, o: float, truth: Cell, other: Cell) -> Literal["one", "ne
 
 
 def _inside_band(t: float, truth: Cell, other: Cell, at: int) -> bool | None:
-    """Say if the truth's quantile lies in the band; null: it is larger than a value inside, by how much is unknown."""
+    """Return if the reference's latency quantile is in the band; null: undecided, as it only has a lower bound."""
     low, high = other.low_ms[at], other.high_ms[at]
     if np.isfinite(t) or np.isinf(low):
         return bool(low <= t <= high)
@@ -214,7 +214,7 @@ def _inside_band(t: float, truth: Cell, other: Cell, at: int) -> bool | None:
 
 
 def _with_requests(cell: DurationError, truth_ms: FloatArray, other_ms: FloatArray) -> DurationError:
-    """Add errors per joined request; under MIN_CELL of them, only their number."""
+    """Add latency errors per joined request; under MIN_CELL requests, only their number."""
     both = ~np.isnan(truth_ms) & ~np.isnan(other_ms) & (truth_ms > LEAST_DENOMINATOR)
     t, o = truth_ms[both], other_ms[both]
     values: dict[str, float] = {}
@@ -228,8 +228,8 @@ def _with_requests(cell: DurationError, truth_ms: FloatArray, other_ms: FloatArr
     return msgspec.structs.replace(cell, joined=len(t), **values)
 
 
-def drawn_points(waits: LatencySample) -> IntArray:
-    """Return positions of sorted waits to draw: evenly by rank, and denser towards the tail."""
+def plotted_rows(waits: LatencySample) -> IntArray:
+    """Return indexes of sorted latencies to plot: evenly by rank, and denser towards the tail."""
     n = len(waits)
     bulk = np.linspace(0, n - 1, _BULK_POINTS)
     tail = n - np.geomspace(1, n, _TAIL_POINTS)
@@ -243,29 +243,29 @@ def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-JUDGED_LEVELS: Final = ("p50", "p90", "p99")
+EVALUATED_LEVELS: Final = ("p50", "p90", "p99")
 WITHIN_BAND: Final = "within band"
 
 
 def verdict(errors: Mapping[str, QuantileError | None], limits: Mapping[str, float] = BELOW_SATURATION) -> str:
-    """Return the verdict on p50, p90 and p99: within band, the largest error outside it, or too uncertain to say.
+    """Return the verdict on latency at p50, p90 and p99: within band, largest error outside, or too uncertain.
 
-    A band that is wider than a gate's limit tells nothing of what the gate asks, however close the middle.
+    A band wider than a gate's limit decides nothing, however small the error of the median.
     """
-    known = {level: error for level in JUDGED_LEVELS if (error := errors[level]) is not None}
-    if not known:
+    comparable = {level: error for level in EVALUATED_LEVELS if (error := errors[level]) is not None}
+    if not comparable:
         return "not comparable"
-    outside = {level: error for level, error in known.items() if error.inside_band is False}
+    outside = {level: error for level, error in comparable.items() if error.inside_band is False}
     if outside:
-        one_sided = [level for level, error in outside.items() if error.error is None]
-        if one_sided:
-            return f"off, {listed(one_sided)} on one side"
+        unreached = [level for level, error in outside.items() if error.error is None]
+        if unreached:
+            return f"off, {listed(unreached)} on one side"
         return f"off by {share(max(gated_error(error) for error in outside.values()))}"
-    wide = {level: error.band for level, error in known.items() if (error.band or 0.0) > limits.get(level, np.inf)}
+    wide = {level: error.band for level, error in comparable.items() if (error.band or 0.0) > limits.get(level, np.inf)}
     if wide:
         level = max(wide, key=lambda name: wide[name] or 0.0)
         return f"{TOO_UNCERTAIN}, {band_text(wide[level])} at {level}"
-    undecided = [level for level, error in known.items() if error.inside_band is None]
+    undecided = [level for level, error in comparable.items() if error.inside_band is None]
     return WITHIN_BAND if not undecided else f"{WITHIN_BAND}, {listed(undecided)} undecided"
 
 
@@ -274,16 +274,16 @@ def band_text(band: float | None) -> str:
 
 
 def gated_error(error: QuantileError) -> float:
-    """Return the |error|, against the mean of the captures if the truth was repeated; infinite without bound."""
+    """Return |latency error|, against the mean of repeated captures if any; infinite without bound."""
     signed = error.signed_error if error.repeat_error is None else error.repeat_error
     return float("inf") if signed is None else abs(signed)
 
 
 def with_repeats(error: QuantileError, again: Sequence[QuantileError | None], *, is_trace: bool) -> QuantileError:
-    """Add the error against the mean of the captures, its interval, their spread, and the equivalence.
+    """Add the latency error against the mean of the captures, its interval, the spread, and the equivalence.
 
-    ``again``: error of each repeat against the truth. ``is_trace``: one measured run, which differs from the mean of
-    its like as a capture does; an ensemble's middle is a number.
+    ``again``: error of each repeat against the reference. ``is_trace``: a measured run, which differs from the mean as
+    a capture does; the middle of an ensemble is a number.
     """
     repeats = [repeat.signed_error for repeat in again if repeat is not None and repeat.signed_error is not None]
     if error.signed_error is None or not repeats:
@@ -309,13 +309,13 @@ def _with_equivalence(error: QuantileError, low: float | None, high: float | Non
 
 
 def mean_of_captures(truth_ms: float, error: QuantileError) -> float:
-    """Return the captures' mean of a quantile that the truth has at ``truth_ms``."""
+    """Return the mean over captures of a latency quantile that is ``truth_ms`` in the reference."""
     if error.repeat_error is None or error.signed_error is None:
         return truth_ms
     return truth_ms * (1.0 + error.signed_error) / (1.0 + error.repeat_error)
 
 
 def shrinkage(captures: int, fitted: int) -> float:
-    """Return how much less the mean of ``captures`` differs from the mean of the fitted ones than one capture does."""
-    known = 1.0 / max(fitted, 1)
-    return sqrt((1.0 / captures + known) / (1.0 + known))
+    """Return by how much less the mean of ``captures`` differs from the fitted mean than a single capture does."""
+    comparable = 1.0 / max(fitted, 1)
+    return sqrt((1.0 / captures + comparable) / (1.0 + comparable))

@@ -1,4 +1,4 @@
-"""The comparison itself: read, refuse, join, cut into cohorts, measure, judge; forecasts too."""
+"""Comparison of traces: join requests, form cohorts, measure latency and cached tokens, evaluate; forecasts too."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ from report.compare.cells import (
 )
 from report.compare.ensembles import (
     counted_cohorts,
-    coverage_text,
+    coverage,
     measure_ensemble,
     middle_run,
     with_members,
@@ -68,7 +68,7 @@ class CompareConfig:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A comparison and the material of its figures."""
+    """Comparison of latency and cached tokens, with the data of its figures."""
 
     result: Comparison
     runs: Mapping[str, Run]
@@ -80,7 +80,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Truths (of a label before that label), repeats and resampling of a comparison."""
+    """Reference of each label (an earlier label), repeats and resampling of a comparison."""
 
     truths: Mapping[str, str]
     repeats: Sequence[str]
@@ -95,7 +95,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A run cut into cohorts, with each record's unit of resampling as a number shared by every run."""
+    """Rows of a run by cohort, and the resampling unit of each record, numbered over all runs."""
 
     rows: Mapping[str, IntArray]
     session_of_row: IntArray
@@ -104,7 +104,7 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Material:
-    """Material that pairs are judged from, by label."""
+    """Inputs of pair evaluation, by label."""
 
     runs: Mapping[str, Run]
     members: Members
@@ -114,7 +114,7 @@ class _Material:
 
 
 def compare(config: CompareConfig) -> Compared:
-    """Compare traces in files. InputError for traces that cannot or must not be compared."""
+    """Compare latency and cached tokens of traces in files. Raises InputError for traces that cannot be compared."""
     labels = list(config.traces)
     gates = tuple(parse_gate(text, labels, labels[1:]) for text in config.gates)
     repeats = find_repeats(config.repeats, labels[1:])
@@ -150,14 +150,14 @@ def compare_runs(runs: Mapping[str, Run], question: Question, members: Members |
 
 
 def truths_of(runs: Mapping[str, Run]) -> dict[str, str]:
-    """Return the truth of each label but the first: the first label.
+    """Return the reference of each label but the first: the first label.
 
-    That of a prediction is the first measured label that ran under its conditions, if there is one.
+    The reference of a prediction is the first measured label under its conditions (cache, scheduler, pace), if any.
     """
-    first, *rest = runs
+    first, *others = runs
     measured = [label for label, run in runs.items() if run.meta.source != "sim"]
-    truths = {label: first for label in rest if label in measured}
-    for label in (label for label in rest if label not in measured):
+    truths = {label: first for label in others if label in measured}
+    for label in (label for label in others if label not in measured):
         alike = (name for name in measured if not other_conditions(runs[name].meta, runs[label].meta))
         truths[label] = next(alike, first)
     return truths
@@ -175,7 +175,7 @@ def find_repeats(named: Sequence[str], labels: Sequence[str]) -> list[str]:
 def _cut(
     runs: Mapping[str, Run], members: Members, truths: Mapping[str, str], joins: Mapping[str, Join]
 ) -> tuple[dict[str, _Cut], int]:
-    """Cut every run into cohorts and number its units, as its truth has them where a request is joined."""
+    """Form cohorts of all runs and number resampling units, as in the reference where a request is joined."""
     traits: dict[str, Traits] = {}
     sessions: dict[str, npt.NDArray[np.str_]] = {}
     alone = [label for label in runs if label not in truths]
@@ -217,7 +217,7 @@ def _cut(
 def _measure(
     runs: Mapping[str, Run], members: Members, cuts: Mapping[str, _Cut], weights: npt.NDArray[np.uint16]
 ) -> dict[tuple[str, str, Metric], Cell]:
-    """Measure every cell. Intervals where they are shown: not of gaps, and in buckets of TTFT alone."""
+    """Measure all latency cells. Intervals where shown: not of ITL, and in buckets of TTFT alone."""
     cells: dict[tuple[str, str, Metric], Cell] = {}
     for label, run in runs.items():
         sessions, runs_of_members = cuts[label].session_of_row, members.get(label)
@@ -240,11 +240,11 @@ def _measure(
 
 
 def _evaluate_all(material: _Material, question: Question) -> dict[str, Pair]:
-    """Judge every pair, in the order of the labels; repeats first, as the others are held to them and their truth."""
+    """Evaluate all pairs in label order; repeats first, as other latency errors are against their mean."""
     pairs: dict[str, Pair] = {}
     for label in sorted(question.truths, key=lambda name: name not in question.repeats):
         truth = question.truths[label]
-        repeats = [] if label in question.repeats else [pairs[one] for one in question.repeats]
+        repeats = [] if label in question.repeats else [pairs[name] for name in question.repeats]
         repeats = [pair for pair in repeats if pair.truth == truth]
         pairs[label] = _evaluate_pair(material, truth, label, repeats, question)
     return {label: pairs[label] for label in material.runs if label in pairs}
@@ -256,7 +256,7 @@ def _evaluate_pair(
     truth, other, join = material.runs[truth_label], material.runs[label], material.joins[label]
     cells, fitted = material.cells, question.fitted.get(label, 0)
     limits = IN_SATURATION if label in question.saturated else BELOW_SATURATION
-    judged: dict[str, PairCohort] = {}
+    cohorts: dict[str, PairCohort] = {}
     for name, rows in material.cuts[truth_label].rows.items():
         if (label, name, "ttft") not in cells:
             continue
@@ -272,10 +272,10 @@ def _evaluate_pair(
             )
             for metric in METRICS
         }
-        judged[name] = PairCohort(cached=cached_agreement(truth, other, truth_rows, other_rows, MIN_CELL), **errors)
+        cohorts[name] = PairCohort(cached=cached_agreement(truth, other, truth_rows, other_rows, MIN_CELL), **errors)
     counted = [
         (cohort, cells[truth_label, name, "ttft"], cells[label, name, "ttft"])
-        for name, cohort in counted_cohorts(judged).items()
+        for name, cohort in counted_cohorts(cohorts).items()
     ]
     conditions = other_conditions(truth.meta, other.meta)
     return Pair(
@@ -285,8 +285,8 @@ def _evaluate_pair(
         joined=len(join),
         unmatched_truth=join.unmatched_truth,
         unmatched_other=join.unmatched_other,
-        coverage=with_members(coverage_text(judged), counted, fitted) if label in material.members else None,
-        cohorts=judged,
+        coverage=with_members(coverage(cohorts), counted, fitted) if label in material.members else None,
+        cohorts=cohorts,
     )
 
 
@@ -309,7 +309,7 @@ _VALIDATE_SCHEMA = "kvtape-validate/1"
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A forecast and the label of its truth."""
+    """Forecast latencies and the label of their reference."""
 
     truth: str
     members: Sequence[Run]
@@ -327,27 +327,27 @@ def evaluate_forecasts(
     seed: int,
     bootstrap: int,
 ) -> Compared:
-    """Judge each forecast by its capture, other runs by the first capture. InputError as from ``compare``.
+    """Evaluate each latency forecast by its capture, other runs by the first capture. Raises as ``compare``.
 
-    ``repeats``: captures of the same load as the capture that each names.
+    ``repeats``: captures of the same load, with the capture that each repeats.
     """
     named = {label: forecast.truth for label, forecast in predicted.items()} | dict(repeats)
     labels = [*captured, *predicted]
     truths = {label: named.get(label, labels[0]) for label in labels[1:]}
-    asked = tuple(parse_gate(text, labels, list(truths)) for text in gates)
-    fitted = {label: one.facts.fitted_captures for label, one in predicted.items()}
-    saturated = frozenset(label for label, one in predicted.items() if one.facts.saturated)
-    question = Question(truths, list(repeats), seed, bootstrap, asked, fitted, saturated)
-    middles = {label: replace(middle_run(one.members), label=label) for label, one in predicted.items()}
-    members = {label: one.members for label, one in predicted.items()}
+    parsed_gates = tuple(parse_gate(text, labels, list(truths)) for text in gates)
+    fitted = {label: forecast.facts.fitted_captures for label, forecast in predicted.items()}
+    saturated = frozenset(label for label, forecast in predicted.items() if forecast.facts.saturated)
+    question = Question(truths, list(repeats), seed, bootstrap, parsed_gates, fitted, saturated)
+    middles = {label: replace(middle_run(forecast.members), label=label) for label, forecast in predicted.items()}
+    members = {label: forecast.members for label, forecast in predicted.items()}
     compared = compare_runs({**captured, **middles}, question, members)
     result = msgspec.structs.replace(
         compared.result,
         schema=_VALIDATE_SCHEMA,
-        forecasts={label: one.facts for label, one in predicted.items()},
+        forecasts={label: forecast.facts for label, forecast in predicted.items()},
     )
-    doubted = [f"{label}: {doubt}" for label, one in predicted.items() for doubt in doubts(one.facts)]
+    doubted = [f"{label}: {doubt}" for label, forecast in predicted.items() for doubt in doubts(forecast.facts)]
     result = msgspec.structs.replace(result, headline=[*result.headline, *doubted])
-    kept = standard_gates(result) if standard else ()
-    result = msgspec.structs.replace(result, gates=[*kept, *result.gates])
+    default_gates = standard_gates(result) if standard else ()
+    result = msgspec.structs.replace(result, gates=[*default_gates, *result.gates])
     return replace(compared, result=msgspec.structs.replace(result, next_steps=advice(result)))

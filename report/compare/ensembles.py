@@ -1,7 +1,7 @@
-"""Ensembles in a comparison: the middle of the members, their band, if the truth may be a member.
+"""Ensembles in a comparison: median latency of the members, band, and p-value of the capture as a member.
 
-An ensemble is many members of one load, the same requests in the same rows. Its quantiles and curves are the middle
-members' by order statistic, so that the curve is the quantiles' inverse and both may be infinite.
+An ensemble has many members of one load, with the same requests in the same rows. Its quantiles and curves are order
+statistics of the members, so that the curve is the inverse of the quantiles and both may be infinite.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ from measure.resampling import FEWEST_UNITS, effective_units, interval, resample
 from measure.runs import Run
 from measure.survival import LatencySample, incidence, pooled_sample, quantiles, survival_at
 from report.compare.cells import (
-    JUDGED_LEVELS,
+    EVALUATED_LEVELS,
     LEVEL_SHARES,
     Cell,
-    drawn_points,
     empty_cell,
     mean_of_captures,
+    plotted_rows,
     shrinkage,
 )
 from report.compare.results import (
@@ -37,27 +37,27 @@ from tracefile.records.arrays import FloatArray, IntArray
 
 
 def counted_cohorts(cohorts: Mapping[str, PairCohort]) -> dict[str, PairCohort]:
-    """Return the judged cohorts, each set of requests once: a cohort of all requests is ``all``.
+    """Return evaluated cohorts without duplicates: a cohort of all requests is ``all``.
 
-    Those by load are left out: a wrong model moves requests between them, and so compares other requests.
+    Cohorts by load are left out: a wrong latency model moves requests between them, and so compares other requests.
     """
     everything = cohorts[ALL].ttft.n_truth if ALL in cohorts else None
     return {
         name: cohort
         for name, cohort in cohorts.items()
-        if cohort.ttft.judged and not name.startswith("load:") and (name == ALL or cohort.ttft.n_truth != everything)
+        if cohort.ttft.evaluated and not name.startswith("load:") and (name == ALL or cohort.ttft.n_truth != everything)
     }
 
 
-def coverage_text(cohorts: Mapping[str, PairCohort]) -> Coverage:
-    """Count the truth's TTFT quantiles that lie inside the bands, over every counted cohort."""
+def coverage(cohorts: Mapping[str, PairCohort]) -> Coverage:
+    """Count the reference's TTFT latency quantiles inside the bands, over all counted cohorts."""
     inside_bands = [
         error.inside_band
         for cohort in counted_cohorts(cohorts).values()
-        for level in JUDGED_LEVELS
+        for level in EVALUATED_LEVELS
         if (error := getattr(cohort.ttft, level)) is not None
     ]
-    inside = [held for held in inside_bands if held is not None]
+    inside = [inside for inside in inside_bands if inside is not None]
     return Coverage(
         quantiles=len(inside),
         inside=sum(inside),
@@ -71,15 +71,15 @@ GATE_LEVEL: Final = 0.98
 
 
 def with_members(result: Coverage, cells: Sequence[tuple[PairCohort, Cell, Cell]], fitted: int = 0) -> Coverage:
-    """Add what the members tell, each taken for the capture: the p of the capture, and the noise by level.
+    """Add the p-value of the capture and the latency noise by level, with each member in place of the capture.
 
-    ``cells``: counted cohorts with the truth's and the ensemble's cell. Of a right model, capture and members are
-    exchangeable, correlated quantiles and drift included, so that p is under 5 % for 5 captures of 100. The mean of
-    several captures stands for the capture; members then come as much nearer to their middle as it does, with a model
-    of ``fitted`` captures.
+    ``cells``: counted cohorts with the cells of reference and ensemble. Under a correct model, capture and members are
+    exchangeable, with correlated quantiles and drift, so p is under 5 % for 5 captures of 100. The mean of several
+    captures replaces the capture; members are then shrunk towards their median as much as the mean is, for ``fitted``
+    captures.
     """
     columns, noise = [], {}
-    for level in JUDGED_LEVELS:
+    for level in EVALUATED_LEVELS:
         at, errors = list(LEVELS).index(level), []
         for pair, truth, other in cells:
             error: QuantileError | None = getattr(pair.ttft, level)
@@ -100,7 +100,7 @@ def with_members(result: Coverage, cells: Sequence[tuple[PairCohort, Cell, Cell]
 
 
 def _exchangeable_p(values: FloatArray) -> float:
-    """Return the share of rows as far from the middle as row 0: mean |ln value − its median| over mean of these."""
+    """Return the share of rows as far from the median as row 0: mean |ln value − median| over its mean."""
     logs = np.log(np.maximum(values, 1e-9))
     finite = np.where(np.isfinite(logs), logs, np.nan)
     beyond = np.nan_to_num(np.nanmax(finite, axis=0) * 2 - np.nanmin(finite, axis=0), nan=0.0) + 1.0
@@ -111,7 +111,7 @@ def _exchangeable_p(values: FloatArray) -> float:
 
 
 def middle_run(members: Sequence[Run]) -> Run:
-    """Return an ensemble's run: the median of its members' values, request by request."""
+    """Return an ensemble's run: median latency and tokens of the members, request by request."""
 
     def middle(values: list[FloatArray]) -> FloatArray:
         order = np.sort(np.where(np.isnan(values), np.inf, values), axis=0)[(len(values) - 1) // 2]
@@ -135,39 +135,50 @@ def middle_run(members: Sequence[Run]) -> Run:
 def measure_ensemble(
     members: Sequence[LatencySample], session_of_row: IntArray, weights: npt.NDArray[np.uint16] | None
 ) -> Cell:
-    """Middle and band over the members' samples of one metric in one cohort; draws resample each member's sessions."""
+    """Return median and band of members' latency samples in a cohort; draws resample each member's sessions."""
     pooled = pooled_sample(members)
     if not len(pooled):
         return empty_cell(pooled, len(members))
     present = [member for member in members if len(member)]
     shares = [incidence(member) for member in present]
-    times_ms = pooled.time_ms[drawn_points(pooled)]
-    survival = np.array([survival_at(one, share, times_ms) for one, share in zip(present, shares, strict=True)])
-    of_members = np.array([quantiles(one, share, LEVEL_SHARES) for one, share in zip(present, shares, strict=True)])
+    times_ms = pooled.time_ms[plotted_rows(pooled)]
+    survival = np.array([survival_at(member, share, times_ms) for member, share in zip(present, shares, strict=True)])
+    of_members = np.array(
+        [quantiles(member, share, LEVEL_SHARES) for member, share in zip(present, shares, strict=True)]
+    )
     members_ms = np.full((len(members), len(LEVEL_SHARES)), np.nan)
     members_ms[[len(member) > 0 for member in members]] = of_members
     low, high = interval(survival)
     low_ms, high_ms = interval(of_members)
     units = session_of_row[pooled.row]
     sessions, effective_n = len(np.unique(units)), effective_units(units)
-    drawn_ms = None
+    resampled_ms = None
     if weights is not None and effective_n >= FEWEST_UNITS and len(weights):
-        drawn_ms = _draws(members, session_of_row, weights)
+        resampled_ms = _draws(members, session_of_row, weights)
     curve = Curve(times_ms, _middle(survival), low, high)
     return Cell(
-        pooled, sessions, effective_n, _middle(of_members), low_ms, high_ms, drawn_ms, curve, len(members), members_ms
+        pooled,
+        sessions,
+        effective_n,
+        _middle(of_members),
+        low_ms,
+        high_ms,
+        resampled_ms,
+        curve,
+        len(members),
+        members_ms,
     )
 
 
 def _draws(members: Sequence[LatencySample], session_of_row: IntArray, weights: npt.NDArray[np.uint16]) -> FloatArray:
-    drawn_ms = np.full((len(weights), len(LEVEL_SHARES)), np.nan)
+    resampled_ms = np.full((len(weights), len(LEVEL_SHARES)), np.nan)
     nowhere = np.empty(0, dtype=np.int64)
     for number, member in enumerate(members[: len(weights)]):
         if len(member):
-            kept = weights[number :: len(members)]
-            replicates = resample(member, session_of_row, kept, LEVEL_SHARES, nowhere)
-            drawn_ms[number :: len(members)] = replicates.quantiles_ms
-    return drawn_ms
+            member_weights = weights[number :: len(members)]
+            replicates = resample(member, session_of_row, member_weights, LEVEL_SHARES, nowhere)
+            resampled_ms[number :: len(members)] = replicates.quantiles_ms
+    return resampled_ms
 
 
 def _middle(values: FloatArray) -> FloatArray:

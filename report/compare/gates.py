@@ -1,6 +1,6 @@
 """Gates: limits that a comparison must keep, such as ``predicted.turns2+.ttft.p50.error<=10%``, for CI.
 
-A threshold without a key limits the label's own quantile, with a key a figure of the pair. An unjudged cell fails.
+A threshold without a key limits the label's own quantile, with a key a figure of the pair. An unevaluated cell fails.
 Where an error's noise is larger than its limit, no error within the noise passes or fails: it is too uncertain to say.
 """
 
@@ -46,14 +46,14 @@ _CACHED_KEYS: Final = CachedAgreement.__struct_fields__
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A threshold, checked before any work is done, and the labels that it is asked of."""
+    """Parsed limit on latency or cached tokens, and the labels that it applies to."""
 
     threshold: Threshold
     labels: tuple[str, ...]
 
 
-def parse_gate(text: str, labels: Sequence[str], judged: Sequence[str]) -> Gate:
-    """Read one ``--gate``. ``judged``: those of ``labels`` that have a truth. Raises InputError."""
+def parse_gate(text: str, labels: Sequence[str], paired: Sequence[str]) -> Gate:
+    """Parse a ``--gate`` on latency or cached tokens. ``paired``: labels with a reference. Raises InputError."""
     limit = parse_threshold("--gate", text, metrics=("cached", *METRICS), labels=labels)
     level = None if limit.percentile is None else f"p{limit.percentile:g}"
     if level is not None and (level not in LEVELS or limit.metric == "cached"):
@@ -66,31 +66,31 @@ def parse_gate(text: str, labels: Sequence[str], judged: Sequence[str]) -> Gate:
     in_ms = limit.key is None or limit.key.endswith("_ms")
     if in_ms != (limit.unit == "ms"):
         raise InputError(f"--gate {text}: expected {'a limit in ms or s' if in_ms else 'a number or a percentage'}")
-    asked = labels if limit.key is None else judged
-    if limit.label is not None and limit.label not in asked:
-        raise InputError(f"--gate {text}: {limit.label} has no truth; expected one of {', '.join(asked)}")
-    return Gate(limit, tuple(asked) if limit.label is None else (limit.label,))
+    allowed = labels if limit.key is None else paired
+    if limit.label is not None and limit.label not in allowed:
+        raise InputError(f"--gate {text}: {limit.label} has no truth; expected one of {', '.join(allowed)}")
+    return Gate(limit, tuple(allowed) if limit.label is None else (limit.label,))
 
 
 def check_gate(gate: Gate, traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> Iterator[GateResult]:
-    asked = gate.threshold
+    threshold = gate.threshold
     for label in gate.labels:
-        expression = asked.text if asked.label is not None else f"{label}.{asked.text}"
-        cohorts = (traces if asked.key is None else pairs)[label].cohorts
-        cohort = cohorts.get(asked.cohort or ALL)
+        expression = threshold.text if threshold.label is not None else f"{label}.{threshold.text}"
+        cohorts = (traces if threshold.key is None else pairs)[label].cohorts
+        cohort = cohorts.get(threshold.cohort or ALL)
         if cohort is None:
-            there = ", ".join(cohort_order(set(cohorts)))
-            yield _refused(expression, expression, f"no requests in cohort {asked.cohort}; there are {there}")
+            present = ", ".join(cohort_order(set(cohorts)))
+            yield _refused(expression, expression, f"no requests in cohort {threshold.cohort}; there are {present}")
             continue
-        value = _value(asked, getattr(cohort, asked.metric))
+        value = _value(threshold, getattr(cohort, threshold.metric))
         if value is None:
-            lacking = "no interval; capture the load again, and pass it as --repeat"
-            reason = lacking if asked.key == "equivalence" else "too few requests, or the value does not exist"
-            yield _refused(expression, expression, f"not judged: {reason}")
+            missing = "no interval; capture the load again, and pass it as --repeat"
+            reason = missing if threshold.key == "equivalence" else "too few requests, or the value does not exist"
+            yield _refused(expression, expression, f"not evaluated: {reason}")
             continue
-        noise = _noise(asked, getattr(cohort, asked.metric))
-        uncertain = noise is not None and is_uncertain(value, asked.limit, noise)
-        passed = asked.holds(value) and not uncertain
+        noise = _noise(threshold, getattr(cohort, threshold.metric))
+        uncertain = noise is not None and is_uncertain(value, threshold.limit, noise)
+        passed = threshold.holds(value) and not uncertain
         reason = f"{value:.4g} {'keeps' if passed else 'breaks'} it"
         if uncertain:
             reason = f"{share(value)}, noise {share(noise or 0.0)}"
@@ -102,24 +102,23 @@ def check_gate(gate: Gate, traces: Mapping[str, Provenance], pairs: Mapping[str,
 _ERROR_KEYS: Final = ("error", "signed_error", "repeat_error")
 
 
-def _noise(asked: Threshold, cell: Duration | DurationError | CachedAgreement) -> float | None:
-    """Return half the width of an error's interval, or of a forecast's band; None: none, or no error is limited."""
-    error = getattr(cell, f"p{asked.percentile:g}") if asked.percentile is not None else None
-    if not isinstance(error, QuantileError) or asked.key not in _ERROR_KEYS:
+def _noise(threshold: Threshold, cell: Duration | DurationError | CachedAgreement) -> float | None:
+    """Return half of an error's interval or of a latency band; None: none, or no limit on an error."""
+    error = getattr(cell, f"p{threshold.percentile:g}") if threshold.percentile is not None else None
+    if not isinstance(error, QuantileError) or threshold.key not in _ERROR_KEYS:
         return None
-    low, high = (error.repeat_low, error.repeat_high) if asked.key == "repeat_error" else (error.low, error.high)
+    low, high = (error.repeat_low, error.repeat_high) if threshold.key == "repeat_error" else (error.low, error.high)
     interval = None if low is None or high is None else (high - low) / 2.0
     return max((width for width in (error.band, interval) if width is not None), default=None)
 
 
-def _value(asked: Threshold, cell: Duration | DurationError | CachedAgreement) -> float | bool | None:
-    """Look up the figure that a threshold limits; None: not judged."""
+def _value(threshold: Threshold, cell: Duration | DurationError | CachedAgreement) -> float | bool | None:
     if isinstance(cell, Duration) and cell.n < MIN_CELL:
         return None
-    holder = cell if asked.percentile is None else getattr(cell, f"p{asked.percentile:g}")
+    holder = cell if threshold.percentile is None else getattr(cell, f"p{threshold.percentile:g}")
     if isinstance(holder, Quantile):
         return holder.value_ms
-    value = getattr(holder, asked.key or "", None)
+    value = getattr(holder, threshold.key or "", None)
     return value if isinstance(value, int | float) else None
 
 
@@ -130,7 +129,7 @@ MIN_P: Final = 0.05
 
 
 def standard_gates(result: Comparison) -> Iterator[GateResult]:
-    """Check the gates of every ensemble."""
+    """Evaluate the default gates of each ensemble: cached tokens, TTFT, bands."""
     for label, forecast in result.forecasts.items():
         if forecast.pace is not None:  # the capture itself told it
             continue
@@ -147,13 +146,13 @@ def _cached(label: str, pair: Pair, forecast: Forecast, min_cell: int) -> Iterat
         reason = f"no request of {pair.truth} reports them; {USAGE_ADVICE}"
         yield GateResult(name=name, expression=expression, value=None, passed=True, reason=reason)
     elif cached.exact_share is None:
-        yield _refused(name, expression, f"not judged: {cached.n} requests report them; {min_cell} are needed")
+        yield _refused(name, expression, f"not evaluated: {cached.n} requests report them; {min_cell} are needed")
     elif forecast.preempted:
-        reason = f"not asked: {forecast.preempted:,} requests are preempted"
+        reason = f"not tested: {forecast.preempted:,} requests are preempted"
         yield GateResult(name=name, expression=expression, value=cached.exact_share, passed=True, reason=reason)
     else:
-        kept = cached.exact_share >= MIN_EXACT_SHARE
-        yield _held(name, expression, cached.exact_share, kept, f"{cached.n:,} requests")
+        passed = cached.exact_share >= MIN_EXACT_SHARE
+        yield _gate_result(name, expression, cached.exact_share, passed, f"{cached.n:,} requests")
 
 
 def _named(label: str, name: str) -> str:
@@ -170,7 +169,7 @@ def _quantiles(label: str, pair: Pair, forecast: Forecast) -> Iterator[GateResul
         }
         name = _named(label, f"TTFT {level}")
         if not errors:
-            yield _refused(name, expression, "not judged: no cohort has enough requests")
+            yield _refused(name, expression, "not evaluated: no cohort has enough requests")
             continue
         middle = quantile(sorted(errors.values()), 0.5)
         if middle == inf:
@@ -182,22 +181,24 @@ def _quantiles(label: str, pair: Pair, forecast: Forecast) -> Iterator[GateResul
         reason += f", noise {share(noise)}" if noise > limit else ""
         reason += ", in saturation" if forecast.saturated else ""
         uncertain = is_uncertain(middle, limit, noise)
-        yield _held(name, expression, middle, middle <= limit and not uncertain, reason, uncertain=uncertain)
+        yield _gate_result(name, expression, middle, middle <= limit and not uncertain, reason, uncertain=uncertain)
 
 
 def _coverage(label: str, pair: Pair, forecast: Forecast) -> GateResult:
     expression = f"{label}: bands hold the capture, p >= {share(MIN_P)}"
     name, coverage = _named(label, "bands"), pair.coverage
     if coverage is None or coverage.p_value is None:
-        return _refused(name, expression, "not judged: no cohort has enough requests")
+        return _refused(name, expression, "not evaluated: no cohort has enough requests")
     if (forecast.members + 1) * MIN_P < 1.0:
-        reason = f"not asked: {forecast.members} members cannot tell; {round(1.0 / MIN_P) - 1} are needed"
+        reason = f"not tested: {forecast.members} members are too few; {round(1.0 / MIN_P) - 1} are needed"
         return GateResult(name=name, expression=expression, value=None, passed=True, reason=reason)
     inside = f"{coverage.inside} of {coverage.quantiles} quantiles inside"
-    return _held(name, expression, coverage.p_value, coverage.p_value >= MIN_P, inside)
+    return _gate_result(name, expression, coverage.p_value, coverage.p_value >= MIN_P, inside)
 
 
-def _held(name: str, expression: str, value: float, passed: bool, of: str, *, uncertain: bool = False) -> GateResult:
+def _gate_result(
+    name: str, expression: str, value: float, passed: bool, of: str, *, uncertain: bool = False
+) -> GateResult:
     reason = f"{share(value)}, {of}"
     return GateResult(name=name, expression=expression, value=value, passed=passed, uncertain=uncertain, reason=reason)
 
@@ -207,7 +208,7 @@ def _refused(name: str, expression: str, reason: str) -> GateResult:
 
 
 def failures(gates: Sequence[GateResult], state: str = "FAILED") -> list[str]:
-    """Return the gates of a state in short, with their values."""
+    """Return the gates of a state by name, with latency errors or shares."""
     return [
         gate.name
         if isinstance(gate.value, bool) or gate.name == gate.expression
@@ -218,7 +219,7 @@ def failures(gates: Sequence[GateResult], state: str = "FAILED") -> list[str]:
 
 
 def exit_code(gates: Iterable[GateResult]) -> int:
-    """Return 1 if a gate failed, ``UNCERTAIN`` if one is too uncertain to say, else 0."""
+    """Return 1 if a gate failed, ``UNCERTAIN`` if too uncertain, else 0."""
     states = {gate.state for gate in gates}
     return verdict_code(failed="FAILED" in states, uncertain=TOO_UNCERTAIN in states)
 
@@ -229,7 +230,7 @@ ENOUGH_CAPTURES: Final = 3
 
 
 def advice(result: Comparison) -> list[str]:
-    """Return the next steps, the likeliest cause first; empty where all gates passed."""
+    """Return next steps for failed latency or cached token gates, likeliest cause first; empty: all passed."""
     steps: list[str] = []
     for label, forecast in result.forecasts.items():
         mark = f"{label}:"
@@ -244,20 +245,20 @@ def advice(result: Comparison) -> list[str]:
 
 def _of_forecast(result: Comparison, label: str, forecast: Forecast, failed: Sequence[GateResult]) -> Iterator[str]:
     pair, kinds = result.pairs[label], {gate.name.removeprefix(f"{label}: ") for gate in failed}
-    unjudged = [gate.name for gate in failed if gate.value is None]
-    if unjudged:
-        yield f"{listed(unjudged)}: not judged; capture a longer load, {result.min_cell} requests and more a cohort"
+    unevaluated = [gate.name for gate in failed if gate.value is None]
+    if unevaluated:
+        yield f"{listed(unevaluated)}: not evaluated; capture a longer load: {result.min_cell} requests per cohort"
     if "cached tokens" in kinds:
-        yield f"cached tokens differ: sim audit {result.traces[pair.truth].file} tells the cause, request by request"
+        yield f"cached tokens differ: sim audit {result.traces[pair.truth].file} shows the cause, request by request"
     missed = [level for level in BELOW_SATURATION if f"TTFT {level}" in kinds]
     if missed and "cached tokens" not in kinds:
         yield from _of_latency(result, label, forecast, missed)
     if ("bands" in kinds or missed) and forecast.fitted_captures < 2:
-        yield f"one capture cannot tell how the engine's speed drifts: fit {_calibrations(result)}"
+        yield f"one capture does not measure the drift of the engine's speed: fit {_calibrations(result)}"
 
 
 def _of_noise(result: Comparison, forecast: Forecast) -> Iterator[str]:
-    """Yield what narrows the bands: the captures of the fit tell the drift, and their length the parameters."""
+    """Yield steps that narrow latency bands: captures bound the drift, their length the parameters."""
     if forecast.beyond_fit:
         yield f"the load is beyond the fitted range: {listed(forecast.beyond_fit)}; fit a capture of such a load too"
     drift = expm1(forecast.drift_log_sd)

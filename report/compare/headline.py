@@ -1,4 +1,4 @@
-"""The outcome of a comparison and its notes in sentences."""
+"""Headline and notes of a comparison: latency and cached tokens in sentences."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -16,14 +16,14 @@ _NAMED = ("p50", "p90", "p99")
 
 
 def headline(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair], min_cell: int, draws: int) -> list[str]:
-    """Return a verdict of one sentence for each pair; ``draws``: of the bootstrap, 0 if no intervals were asked for."""
+    """Return a sentence on TTFT and cached tokens of each pair; ``draws``: of the bootstrap, 0: no intervals."""
     if not pairs:
         return [f"{listed(list(traces))}: nothing to compare with."]
     return [_sentence(label, traces, pairs[label], min_cell, draws) for label in ordered_labels(traces, pairs)]
 
 
 def doubts(forecast: Forecast) -> Iterator[str]:
-    """Yield sentences about another engine or load than the fitted captures'."""
+    """Yield warnings about an engine or load (batch, tokens) beyond the fitted captures."""
     if forecast.other_settings:
         yield f"the model is of another engine ({listed(forecast.other_settings)}); its step times may not hold here."
     if forecast.beyond_fit:
@@ -31,7 +31,6 @@ def doubts(forecast: Forecast) -> Iterator[str]:
 
 
 def ordered_labels(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> list[str]:
-    """Return compared labels: forecasts, repetitions, contrasts, each in the order given."""
     forecast = [label for label, pair in pairs.items() if pair.kind == "error" and traces[label].source == "sim"]
     repeated = [label for label, pair in pairs.items() if pair.kind == "error" and label not in forecast]
     contrast = [label for label, pair in pairs.items() if pair.kind == "contrast"]
@@ -39,10 +38,10 @@ def ordered_labels(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) 
 
 
 def telling_cohort(pair: Pair) -> str:
-    """Return the cohort to show first: later turns, where a prefix cache shows, else all, if judged."""
+    """Return the cohort to show first: later turns, where the prefix cache shows, else all requests."""
     for name in (LATER_TURNS, ALL, FIRST_TURN):
         cohort = pair.cohorts.get(name)
-        if cohort is not None and cohort.ttft.judged:
+        if cohort is not None and cohort.ttft.evaluated:
             return name
     return ALL
 
@@ -53,9 +52,9 @@ def _sentence(label: str, traces: Mapping[str, Provenance], pair: Pair, min_cell
     name = telling_cohort(pair)
     ttft = pair.cohorts[name].ttft
     named = f"{label} against {pair.truth}"
-    if not ttft.judged:
+    if not ttft.evaluated:
         n = min(ttft.n_truth, ttft.n_other)
-        return f"{named}: {n} requests with a TTFT; not judged under {min_cell}."
+        return f"{named}: {n} requests with a TTFT; not evaluated under {min_cell}."
     errors = {level: error for level in _NAMED if (error := getattr(ttft, level)) is not None}
     level = next((level for level, error in errors.items() if error.signed_error is not None), None)
     if level is None:
@@ -65,8 +64,8 @@ def _sentence(label: str, traces: Mapping[str, Provenance], pair: Pair, min_cell
     if pair.kind == "contrast":
         return f"{named}: {listed(pair.conditions)}, {_WAITING[name]} wait {_effect(error)} {where} ({doubt})."
     text = f"TTFT of {_WAITING[name]} is {_error(error, traces[label])} {where} ({doubt})"
-    rest = f"; verdict on p50, p90 and p99: {ttft.verdict}" if ttft.verdict is not None else _tails(errors)
-    return f"{named}: {text}{_beside_repeats(error)}{rest}{_agreement(pair)}."
+    tail = f"; verdict on p50, p90 and p99: {ttft.verdict}" if ttft.verdict is not None else _tails(errors)
+    return f"{named}: {text}{_beside_repeats(error)}{tail}{_agreement(pair)}."
 
 
 _WAITING: Final = {ALL: "all requests", FIRST_TURN: "first turns", LATER_TURNS: "turns 2+"}
@@ -82,7 +81,7 @@ def _error(error: QuantileError, other: Provenance) -> str:
 
 
 def _effect(error: QuantileError) -> str:
-    """Return the change of a wait for the first token; from a factor of two on the factor."""
+    """Return the change of TTFT; from 2 times on as a factor."""
     signed = error.signed_error or 0.0
     if signed >= 1.0:
         return f"{factor(1.0 + signed)} times as long for the first token"
@@ -90,7 +89,7 @@ def _effect(error: QuantileError) -> str:
 
 
 def _doubt(error: QuantileError, sides: Sequence[Duration], draws: int) -> str:
-    """Return the interval of a difference, or the reason for none."""
+    """Return the interval of a latency difference, or the reason for none."""
     if error.low is not None and error.high is not None:
         if error.low >= 1.0 and error.signed_error is not None and error.signed_error >= 1.0:
             ends = f"{factor(1.0 + error.low)} to {factor(1.0 + error.high)}"
@@ -112,9 +111,9 @@ def _beside_repeats(error: QuantileError) -> str:
 
 def _tails(quantiles: Mapping[str, QuantileError]) -> str:
     errors = {level: error.error for level, error in quantiles.items() if error.error is not None}
-    one_sided = [level for level, error in quantiles.items() if error.reached == "one"]
+    unreached = [level for level, error in quantiles.items() if error.reached == "one"]
     within = f"; within {share(max(errors.values()))} at {listed(list(errors))}" if errors else ""
-    return within + (f"; {listed(one_sided)} on one side alone" if one_sided else "")
+    return within + (f"; {listed(unreached)} on one side alone" if unreached else "")
 
 
 def _agreement(pair: Pair) -> str:
@@ -125,7 +124,6 @@ def _agreement(pair: Pair) -> str:
 
 
 def error_text(error: QuantileError) -> str:
-    """Return the signed error, or which sides reach the quantile."""
     if error.signed_error is not None:
         return signed_percent(error.signed_error)
     return {"one": "one side alone", "neither": "both beyond"}.get(error.reached, "undecided")

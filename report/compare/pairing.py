@@ -1,4 +1,4 @@
-"""Pairs of runs: joined requests, truths, same conditions, and the refusal of models fitted on a compared trace."""
+"""Pairs of runs: joined requests, references, same conditions; models fitted on a compared trace are refused."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tracefile.records.schema import Meta
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The requests that two runs share, by ``request_id``: row i of each side is the same request."""
+    """Requests shared by two runs, by ``request_id``: row i of each side is the same request."""
 
     truth_rows: IntArray
     other_rows: IntArray
@@ -27,16 +27,16 @@ class Join:
 
 
 def join_runs(truth: Run, other: Run) -> Join:
-    """Match by ``request_id``; an id that occurs twice in a trace is matched once, by its first record."""
+    """Match by ``request_id``; a repeated id is matched once, by its first record."""
     first: dict[str, int] = {}
     for row, request_id in enumerate(truth.request_ids):
         first.setdefault(request_id, row)
     truth_rows: list[int] = []
     other_rows: list[int] = []
     for row, request_id in enumerate(other.request_ids):
-        found = first.pop(request_id, None)
-        if found is not None:
-            truth_rows.append(found)
+        truth_row = first.pop(request_id, None)
+        if truth_row is not None:
+            truth_rows.append(truth_row)
             other_rows.append(row)
     return Join(
         np.array(truth_rows, dtype=np.int64),
@@ -61,7 +61,7 @@ _SAME_CACHE: Final = 0.01
 
 
 def other_conditions(truth: Meta, other: Meta) -> list[str]:
-    """Say how prompts, pace, cache and scheduler of ``other`` differ; a setting that a side does not tell agrees."""
+    """Return how prompts, pace, prefix cache and scheduler of ``other`` differ; unknown settings count as equal."""
     (was_cold, pace), (cold, other_pace) = _workload(truth), _workload(other)
     conditions = []
     if cold != was_cold:
@@ -99,7 +99,7 @@ def _setting(meta: Meta, name: str) -> Any:
 
 
 def refuse_fitted_on_compared(runs: Sequence[Run]) -> list[str]:
-    """InputError if a model was fitted on a compared trace or on the trace that it predicts; notes on doubts."""
+    """Raise InputError for a latency model fitted on a compared or predicted trace; return doubts."""
     notes: list[str] = []
     for predicted in (run for run in runs if run.meta.source == "sim"):
         fitted = _fit_digests(predicted)

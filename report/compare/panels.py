@@ -1,11 +1,11 @@
-"""A comparison as a page: cached tokens first, then TTFT survival by cohort, tables, provenance, definitions."""
+"""Page of a comparison: cached tokens, TTFT survival by cohort, tables, provenance, definitions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from measure.cohorts import ALL, LATER_TURNS, MAIN, cohort_order, cohort_title
 from measure.number_format import NOTHING, duration_ms, share, signed_percent
-from report.compare.cells import JUDGED_LEVELS
+from report.compare.cells import EVALUATED_LEVELS
 from report.compare.comparison import Compared
 from report.compare.ensembles import counted_cohorts
 from report.compare.headline import error_text, ordered_labels, telling_cohort
@@ -27,8 +27,7 @@ from report.pages.panels import Card, Cell, Check, Figure, Page, Panel, Row, Tab
 _DETAILED: Final[tuple[Metric, ...]] = ("tpot", "itl", "e2e")
 
 
-def comparison_page(compared: Compared) -> Page:
-    """Return the page of ``report compare`` and ``sim validate``."""
+def comparison_page(compared: Compared, brief: Sequence[Table] = ()) -> Page:
     result = compared.result
     checks = [Check("gate", gate.state, f"{gate.expression} ({gate.reason})") for gate in result.gates]
     return Page(
@@ -40,6 +39,7 @@ def comparison_page(compared: Compared) -> Page:
         cards=comparison_cards(result),
         checks=checks,
         steps=result.next_steps,
+        brief=brief,
         panels=[*_survival_panels(compared), *_detail_panels(compared)],
         slots={label: slot for slot, label in enumerate(result.traces)},
         dashed=[label for label, trace in result.traces.items() if trace.source == "sim"],
@@ -47,7 +47,7 @@ def comparison_page(compared: Compared) -> Page:
 
 
 def _survival_panels(compared: Compared) -> Iterator[Panel]:
-    """Yield the curves of the most telling cohort, cached tokens, verdicts, then TTFT of each cohort."""
+    """Yield TTFT survival, cached tokens, verdicts, then TTFT latency of each cohort."""
     result, survival = compared.result, survival_figures(compared)
     first = LATER_TURNS if LATER_TURNS in survival else ALL
     bands = f"Bands: {result.confidence * 100:.0f} % session bootstrap"
@@ -56,10 +56,10 @@ def _survival_panels(compared: Compared) -> Iterator[Panel]:
     yield Panel(
         chapter=title,
         title=title,
-        id=_place(first),
+        id=_panel_id(first),
         figure=survival.get(first),
-        caption="Share of requests still without a first token after t. Solid: measured; dashed: predicted; "
-        f"thick: a truth. {bands}",
+        caption="Share of requests without a first token after t. Solid: measured; dashed: predicted; "
+        f"thick: reference. {bands}",
     )
     if result.pairs:
         yield from _cached_panels(compared)
@@ -71,11 +71,11 @@ def _survival_panels(compared: Compared) -> Iterator[Panel]:
     for cohort in cohort_order({name for trace in result.traces.values() for name in trace.cohorts} & set(MAIN)):
         if cohort != first:
             table, title = cohort_table(result, cohort, "ttft"), cohort_title(cohort)
-            caption = f"Share of requests still without a first token, {title.lower()}."
-            yield Panel(title=title, id=_place(cohort), figure=survival[cohort], caption=caption, tables=[table])
+            caption = f"Share of requests without a first token, {title.lower()}."
+            yield Panel(title=title, id=_panel_id(cohort), figure=survival[cohort], caption=caption, tables=[table])
 
 
-def _place(cohort: str) -> str:
+def _panel_id(cohort: str) -> str:
     return "survival-" + "".join(letter if letter.isalnum() else "-" for letter in cohort)
 
 
@@ -90,14 +90,13 @@ def _detail_panels(compared: Compared) -> Iterator[Panel]:
         for metric in _DETAILED
         if _has(result, name, metric)
     ]
-    caption = "Inter-token gaps, all requests: share of gaps longer than t." if gaps else ""
+    caption = "ITL of all requests: share of inter-token gaps longer than t." if gaps else ""
     chapter = "After the first token"
     yield Panel(chapter=chapter, title=chapter, id="gaps", figure=gaps, caption=caption, tables=tables)
     buckets = [cohort_table(result, name, "ttft", folded=True) for name in present if name not in MAIN]
     if buckets:
         caption = (
-            "By work, a joined request is in its truth's bucket, so that both sides have the same requests; by load, "
-            "in that of its run."
+            "By work: buckets of the reference, so both sides have the same requests. By load: buckets of each run."
         )
         yield Panel(chapter="By work and by load", title="By work and by load", caption=caption, tables=buckets)
     yield Panel(chapter="Provenance", title="Provenance", tables=[_provenance(result), _definitions(result)])
@@ -112,16 +111,16 @@ def _cached_panels(compared: Compared) -> Iterator[Panel]:
     for label, pair in compared.result.pairs.items():
         cached = pair.cohorts[ALL].cached
         shares = (cached.exact_share, cached.token_error, cached.other_hit_ratio, cached.truth_hit_ratio)
-        texts = [share(value) for value in shares] if cached.judged else ["not judged", "", "", ""]
+        texts = [share(value) for value in shares] if cached.evaluated else ["too few", "", "", ""]
         n = Cell(f"{cached.n:,}", f"of {cached.joined:,}" if cached.joined > cached.n else "")
         rows.append([_named(label, pair), n, *texts])
     title = "Cached tokens, request by request"
-    columns = ["label", "n", "exact", "token error", "hit ratio", "of the truth"]
+    columns = ["label", "n", "exact", "token error", "hit ratio", "reference"]
     yield Panel(
         chapter=title,
         title=title,
-        caption="A latency can be right for the wrong reason: engine, replay and forecast must first agree on what was "
-        "in the prefix cache. A request that does not report its cached tokens is left out; it is not a miss.",
+        caption="Engine, replay and forecast must agree on prefix hits before latencies are compared. Requests without "
+        "reported cached tokens are left out; they are no misses.",
         tables=[Table(columns, rows, title)],
     )
 
@@ -133,7 +132,7 @@ def _named(label: str, pair: Pair | None) -> Cell:
 
 
 def cohort_table(result: Comparison, cohort: str, metric: Metric, *, folded: bool = False) -> Table:
-    """Return a metric of every label in a cohort: quantiles, their errors below, distances of the curves."""
+    """Return a latency metric of all labels in a cohort: quantiles, errors below, distances of the curves."""
     rows = []
     for label, trace in result.traces.items():
         if cohort not in trace.cohorts or (label in result.forecasts and not getattr(trace.cohorts[cohort], metric).n):
@@ -152,10 +151,10 @@ def _cells(measured: Duration, errors: DurationError | None) -> list[Cell]:
     for level in LEVELS:
         value: Quantile = getattr(measured, level)
         error: QuantileError | None = None if errors is None else getattr(errors, level)
-        below = "" if errors is None else quantile_error(error) if errors.judged else "not judged"
+        below = "" if errors is None else quantile_error(error) if errors.evaluated else "too few"
         detail = "\n".join(filter(None, [interval_text(value), error_interval_text(error)]))
         cells.append(Cell(f"{quantile_text(value)}\n{below}".strip(), detail))
-    if errors is None or not errors.judged:
+    if errors is None or not errors.evaluated:
         return [*cells, Cell(""), Cell(""), Cell("")]
     bias = "" if errors.bias is None else f"bias {signed_percent(errors.bias)}"
     apart = Cell(f"{duration_ms(errors.w1_ms or 0.0)} ms", f"log {errors.w1_log:.3f}")
@@ -163,31 +162,31 @@ def _cells(measured: Duration, errors: DurationError | None) -> list[Cell]:
 
 
 def _verdict_panel(result: Comparison, label: str) -> Panel:
-    """Return a forecast's errors and bands by cohort."""
+    """Return a forecast's latency errors and bands by cohort."""
     pair, forecast, rows = result.pairs[label], result.forecasts[label], list[Row]()
-    for name, errors in _judged(pair).items():
+    for name, errors in _evaluated_cohorts(pair).items():
         band, truth = result.traces[label].cohorts[name].ttft, result.traces[pair.truth].cohorts[name].ttft
         cells = [
             Cell(
                 f"{quantile_error(getattr(errors, level))}\n{interval_text(getattr(band, level))}",
                 f"{pair.truth} {quantile_text(getattr(truth, level))}",
             )
-            for level in JUDGED_LEVELS
+            for level in EVALUATED_LEVELS
         ]
         verdict = errors.verdict or ""
         mood = "good" if verdict.startswith("within") else "bad" if verdict.startswith("off") else ""
         rows.append([name, f"{errors.n_truth:,}", *cells, Cell(verdict, mood=mood), per_request(errors)])
-    columns = ["cohort", "n", *JUDGED_LEVELS, "verdict", "per request; W1"]
+    columns = ["cohort", "n", *EVALUATED_LEVELS, "verdict", "per request; W1"]
     title = f"TTFT of {label} against {pair.truth}: errors, and the forecast's band in ms"
     lines = [f"{describe_forecast(forecast)}. {_aside(pair, result.min_cell)}"]
     tables = [Table(columns, rows, title, narrow=6)]
-    chapter = "Did the forecasts come true?" if label == next(iter(result.forecasts)) else ""
-    return Panel(chapter=chapter, title=f"{label}, held to {pair.truth}", tables=tables, lines=lines)
+    chapter = "Forecast and capture" if label == next(iter(result.forecasts)) else ""
+    return Panel(chapter=chapter, title=f"{label} against {pair.truth}", tables=tables, lines=lines)
 
 
-def _judged(pair: Pair) -> dict[str, DurationError]:
+def _evaluated_cohorts(pair: Pair) -> dict[str, DurationError]:
     cells = {name: pair.cohorts[name].ttft for name in cohort_order(set(pair.cohorts))}
-    return {name: cell for name, cell in cells.items() if cell.judged}
+    return {name: cell for name, cell in cells.items() if cell.evaluated}
 
 
 def describe_forecast(forecast: Forecast) -> str:
@@ -205,18 +204,18 @@ def _aside(pair: Pair, min_cell: int) -> str:
             f"Bands hold {pair.coverage.inside} of {pair.coverage.quantiles} captured quantiles{undecided}."
         )
     cells = {name: pair.cohorts[name].ttft for name in cohort_order(set(pair.cohorts))}
-    small = ", ".join(f"{name} {cell.n_truth:,}" for name, cell in cells.items() if not cell.judged)
+    small = ", ".join(f"{name} {cell.n_truth:,}" for name, cell in cells.items() if not cell.evaluated)
     if small:
-        sentences.append(f"Not judged under {min_cell}: {small}.")
+        sentences.append(f"Not evaluated under {min_cell}: {small}.")
     return " ".join(sentences)
 
 
 def _repeat_panel(result: Comparison, label: str, pair: Pair) -> Panel | None:
-    """Return errors against the mean of the captures, with their interval and the captures' own difference."""
+    """Return latency errors against the mean of the captures, with interval and the captures' difference."""
     if pair.kind == "contrast" and label not in result.forecasts:
         return None
     cells = {
-        name: [getattr(cohort.ttft, level) for level in JUDGED_LEVELS]
+        name: [getattr(cohort.ttft, level) for level in EVALUATED_LEVELS]
         for name, cohort in counted_cohorts(pair.cohorts).items()
     }
     captures = max((error.captures for row in cells.values() for error in row if error is not None), default=1)
@@ -224,7 +223,7 @@ def _repeat_panel(result: Comparison, label: str, pair: Pair) -> Panel | None:
         return None
     rows = [[name, *map(repeat_text, row)] for name, row in cells.items()]
     title = f"TTFT of {label} against the mean of {captures} captures: error, its interval, A/A"
-    return Panel(title=f"{label} against the mean", tables=[Table(["cohort", *JUDGED_LEVELS], rows, title)])
+    return Panel(title=f"{label} against the mean", tables=[Table(["cohort", *EVALUATED_LEVELS], rows, title)])
 
 
 def _provenance(result: Comparison) -> Table:
@@ -245,21 +244,21 @@ def _origin(trace: Provenance) -> list[Cell]:
 
 def _definitions(result: Comparison) -> Table:
     rows = [
-        ["TTFT", "from the request's arrival at the writer to its first token; compare clocks of one place"],
+        ["TTFT", "from the arrival at the recorder to the first token; compare traces of the same recorder"],
         ["Survival", "Kaplan–Meier; aborts before the first token are censored, errors compete: > x is never reached"],
         ["Intervals", f"bootstrap of {result.bootstrap:,} draws (seed {result.seed}) of sessions that met in no queue"],
         ["Error", "(label − truth) / truth of a quantile; *: the largest value alone decides it"],
         ["Effect", "a difference under other conditions (cold prompts, another pace): no error"],
         ["W1, sup", "area between the curves, in ms and on ln TTFT (0.1 is about 10 %); their largest vertical gap"],
         ["Per request", "median of |label − truth| / truth; bias: Σ(label − truth) / Σ truth"],
-        ["Not judged", f"fewer than {result.min_cell} requests on a side"],
+        ["Too few", f"fewer than {result.min_cell} requests on a side"],
     ]
     if result.forecasts:
         rows.append(["Band", f"where {result.confidence:.0%} of the members have the number, each a draw of the model"])
         rows.append(
             ["Verdict", "within band: the captured p50, p90 and p99 are in it, and it is no wider than the gates"]
         )
-    return Table(["word", "meaning"], rows, "What the numbers mean", folded=True, words=True)
+    return Table(["word", "meaning"], rows, "Definitions", folded=True, words=True)
 
 
 def comparison_cards(result: Comparison) -> list[Card]:
@@ -269,10 +268,10 @@ def comparison_cards(result: Comparison) -> list[Card]:
         return []
     label, pair = labels[0], result.pairs[labels[0]]
     cached, name = pair.cohorts[ALL].cached, telling_cohort(pair)
-    exact = share(cached.exact_share) if cached.judged else "not judged"
+    exact = share(cached.exact_share) if cached.evaluated else "too few"
     cards = [Card("Cached tokens exact", exact, f"of {cached.n:,} requests, {label} and {pair.truth}")]
     kind = "Effect on" if pair.kind == "contrast" else "Error of"
-    for level in JUDGED_LEVELS:
+    for level in EVALUATED_LEVELS:
         error = getattr(pair.cohorts[name].ttft, level)
         sides = [(side, getattr(result.traces[side].cohorts[name].ttft, level)) for side in (label, pair.truth)]
         texts = [", ".join(f"{side} {quantile_text(value)} ms" for side, value in sides)]
@@ -280,20 +279,20 @@ def comparison_cards(result: Comparison) -> list[Card]:
             texts.append(f"{result.confidence:.0%} interval {interval}".replace("%", " %", 1))
         if error is not None and error.repeat_spread is not None:
             texts.append(f"A/A {share(error.repeat_spread)}")
-        value = error_text(error) if error is not None else "not judged"
+        value = error_text(error) if error is not None else "too few"
         cards.append(Card(f"{kind} TTFT {level}, {cohort_title(name).lower()}", value, " · ".join(texts)))
     return cards
 
 
 def quantile_text(quantile: Quantile) -> str:
-    """Return the value, or ``> x`` past the end of what was seen, or a dash."""
+    """Return the latency, ``> x`` past the end of the sample, or a dash."""
     if quantile.value_ms is not None:
         return duration_ms(quantile.value_ms) + ("*" if quantile.thin else "")
     return f"> {duration_ms(quantile.beyond_ms)}" if quantile.beyond_ms is not None else NOTHING
 
 
 def interval_text(quantile: Quantile) -> str:
-    """Return the interval in ms, open above where it is; empty if there is none."""
+    """Return the latency interval in ms, open above where unbounded; empty: none."""
     if quantile.low_ms is None:
         return ""
     high = duration_ms(quantile.high_ms) if quantile.high_ms is not None else "∞"
@@ -301,19 +300,18 @@ def interval_text(quantile: Quantile) -> str:
 
 
 def quantile_error(error: QuantileError | None) -> str:
-    """Return the signed error, or which sides reach the quantile."""
     return NOTHING if error is None else error_text(error)
 
 
 def error_interval_text(error: QuantileError | None) -> str:
-    """Return the interval of the signed error; its ends carry signs, so ``…`` separates them."""
+    """Return the interval of the signed latency error; ``…`` separates the signed ends."""
     if error is None or error.low is None:
         return ""
     return f"{signed_percent(error.low)} … {signed_percent(error.high) if error.high is not None else '∞'}"
 
 
 def repeat_text(error: QuantileError | None) -> str:
-    """Return the error against the mean of the captures, its interval and the A/A difference, a line each."""
+    """Return latency error against the mean of captures, interval and A/A difference, a line each."""
     if error is None or error.repeat_error is None or error.repeat_low is None or error.repeat_high is None:
         return NOTHING
     ends = f"{signed_percent(error.repeat_low)} … {signed_percent(error.repeat_high)}"
@@ -327,20 +325,20 @@ def per_request(cell: DurationError) -> str:
 def survival_figures(compared: Compared) -> dict[str, Figure]:
     cohorts = {cohort for (_, cohort, metric) in compared.cells if metric == "ttft" and cohort in MAIN}
     return {
-        cohort: _curves(compared, cohort, "ttft", "TTFT (ms)", "still without a first token")
+        cohort: _curves(compared, cohort, "ttft", "TTFT (ms)", "requests without a first token")
         for cohort in cohort_order(cohorts)
     }
 
 
 def gap_figure(compared: Compared) -> Figure | None:
-    """Survival of inter-token gaps; None if no trace has any."""
-    curves = _curves(compared, ALL, "itl", "inter-token gap (ms)", "share of gaps that are longer")
+    """Return survival of inter-token latency (ITL); None without gaps."""
+    curves = _curves(compared, ALL, "itl", "ITL (ms)", "gaps longer than t")
     return curves if curves["data"] else None
 
 
 def _curves(compared: Compared, cohort: str, metric: Metric, x_title: str, y_title: str) -> Figure:
     truths = {pair.truth for pair in compared.result.pairs.values()}
-    drawn = [
+    curves = [
         Survival(
             name=label,
             curve=cell.curve,
@@ -352,4 +350,4 @@ def _curves(compared: Compared, cohort: str, metric: Metric, x_title: str, y_tit
         for slot, label in enumerate(compared.runs)
         if (cell := compared.cells.get((label, cohort, metric))) is not None and len(cell.waits)
     ]
-    return survival_figure(drawn, x_title, y_title)
+    return survival_figure(curves, x_title, y_title)

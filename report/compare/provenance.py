@@ -1,4 +1,4 @@
-"""Provenance of a compared trace, and the agreement of two on cached tokens."""
+"""Provenance of a compared trace, and agreement of two traces on cached tokens."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ from tracefile.records.arrays import IntArray
 
 
 def provenance(run: Run, cohorts: Mapping[str, IntArray], cells: Cells, members: int) -> Provenance:
-    """Describe a run; ``cohorts``: its rows by cohort; ``members``: members that its cells pool, 0 for a trace."""
+    """Describe a run; ``cohorts``: rows by cohort; ``members``: pooled in its latency cells, 0 for a trace."""
     engine = run.meta.engine
     named = {session for session in run.sessions if session is not None}
     counted = np.bincount(run.status, minlength=len(STATUSES))
@@ -52,18 +52,18 @@ def _label_cohort(run: Run, name: str, rows: IntArray, cells: Cells) -> LabelCoh
 def cached_agreement(
     truth: Run, other: Run, truth_rows: IntArray, other_rows: IntArray, min_cell: int
 ) -> CachedAgreement:
-    """Compare the cached tokens of joined requests (row i of both arrays: the same one). Null is no miss: left out."""
-    theirs, ours = truth.cached_tokens[truth_rows], other.cached_tokens[other_rows]
-    reported = (theirs != UNKNOWN) & (ours != UNKNOWN)
-    t, o = theirs[reported], ours[reported]
+    """Compare cached tokens of joined requests (row i of both arrays). Unreported tokens are no miss: left out."""
+    reference, ours = truth.cached_tokens[truth_rows], other.cached_tokens[other_rows]
+    reported = (reference != UNKNOWN) & (ours != UNKNOWN)
+    t, o = reference[reported], ours[reported]
     counts = CachedAgreement(
         joined=len(truth_rows),
         n=len(t),
-        unreported_truth=int(np.count_nonzero(theirs == UNKNOWN)),
+        unreported_truth=int(np.count_nonzero(reference == UNKNOWN)),
         unreported_other=int(np.count_nonzero(ours == UNKNOWN)),
-        judged=len(t) >= min_cell,
+        evaluated=len(t) >= min_cell,
     )
-    if not counts.judged:
+    if not counts.evaluated:
         return counts
     prompts_t, prompts_o = truth.prompt_tokens[truth_rows][reported], other.prompt_tokens[other_rows][reported]
     off = float(np.abs(o - t).sum())
@@ -81,9 +81,9 @@ def cached_agreement(
 
 def hit_ratio(prompt_tokens: IntArray, cached_tokens: IntArray) -> float | None:
     """Σ cached / Σ prompt over the requests that report both; null if none does."""
-    known = (prompt_tokens != UNKNOWN) & (cached_tokens != UNKNOWN)
-    return _ratio(float(cached_tokens[known].sum()), float(prompt_tokens[known].sum()))
+    both = (prompt_tokens != UNKNOWN) & (cached_tokens != UNKNOWN)
+    return _ratio(float(cached_tokens[both].sum()), float(prompt_tokens[both].sum()))
 
 
-def _ratio(part: float, total: float) -> float | None:
-    return float(part / total) if total else None
+def _ratio(subset: float, total: float) -> float | None:
+    return float(subset / total) if total else None

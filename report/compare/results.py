@@ -1,6 +1,6 @@
 """A comparison as records, exactly as ``--json`` writes them; tables, the page and gates read them.
 
-Times in ms, shares and errors as fractions. Null: not known, or not judged; docs/metrics.md defines every key.
+Times in ms, shares and errors as fractions. Null: not known, or not evaluated; docs/metrics.md defines every key.
 """
 
 from typing import Any, Literal
@@ -17,21 +17,21 @@ METRICS: tuple[Metric, ...] = ("ttft", "tpot", "itl", "e2e")
 
 
 class Quantile(msgspec.Struct, frozen=True, kw_only=True):
-    """A quantile of a label's curve, with its bootstrap interval."""
+    """Latency quantile of a label's curve, with its bootstrap interval."""
 
     value_ms: float | None = None
-    """Null: the curve never gets there; see ``beyond_ms``."""
+    """Null: the curve does not reach the quantile; see ``beyond_ms``."""
     beyond_ms: float | None = None
-    """The quantile is larger than this, the longest wait there is. Null: it has a value."""
+    """Longest latency, a lower bound of the quantile. Null: it has a value."""
     low_ms: float | None = None
     high_ms: float | None = None
     """Null beside a ``low_ms``: the interval is open above."""
     thin: bool = False
-    """Fewer than one wait is expected past this quantile: it is the sample's maximum by another name."""
+    """Less than one request is expected past this quantile: it is the sample's maximum."""
 
 
 class Duration(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric of a label in a cohort."""
+    """Latency metric of a label in a cohort."""
 
     n: int
     events: int
@@ -42,7 +42,7 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
     units: int
     """Units that are resampled: sessions, together where they met in a queue."""
     effective_n: float = 0.0
-    """Units of equal size that tell as much."""
+    """Equivalent number of units of equal size."""
     p50: Quantile
     p90: Quantile
     p95: Quantile
@@ -50,7 +50,7 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuantileError(msgspec.Struct, frozen=True, kw_only=True):
-    """Relative error of a quantile against the truth's."""
+    """Relative error of a latency quantile against the reference."""
 
     error: float | None = None
     signed_error: float | None = None
@@ -78,11 +78,11 @@ class QuantileError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DurationError(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric of a pair in a cohort. All null if not judged."""
+    """Latency error of a pair in a cohort. All null if not evaluated."""
 
     n_truth: int
     n_other: int
-    judged: bool
+    evaluated: bool
     """False: a side has fewer waits than ``min_cell``."""
     verdict: str | None = None
     """On an ensemble, judged: within band, how far off, or too uncertain to say."""
@@ -101,13 +101,13 @@ class DurationError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CachedAgreement(msgspec.Struct, frozen=True, kw_only=True):
-    """Cached tokens of a pair in one cohort, request by request."""
+    """Cached tokens of a pair in a cohort, request by request."""
 
     joined: int
     n: int
     unreported_truth: int
     unreported_other: int
-    judged: bool
+    evaluated: bool
     exact_share: float | None = None
     token_error: float | None = None
     prompt_token_error: float | None = None
@@ -118,7 +118,7 @@ class CachedAgreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairCohort(msgspec.Struct, frozen=True, kw_only=True):
-    """A label against its truth in one cohort."""
+    """Latency and cached tokens of a label against its reference in a cohort."""
 
     cached: CachedAgreement
     ttft: DurationError
@@ -128,7 +128,7 @@ class PairCohort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """Share of the truth's quantiles inside a forecast's bands: p50, p90 and p99 of TTFT in every judged cohort."""
+    """Share of reference TTFT quantiles (p50, p90, p99) inside the latency bands, over evaluated cohorts."""
 
     quantiles: int
     inside: int
@@ -143,7 +143,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """A label against its truth."""
+    """Label compared with its reference: latency and cached tokens."""
 
     truth: str
     kind: Literal["error", "contrast"]
@@ -160,7 +160,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LabelCohort(msgspec.Struct, frozen=True, kw_only=True):
-    """A label in a cohort."""
+    """Latency and prefix hits of a label in a cohort."""
 
     records: int
     sessions: int | None
@@ -175,7 +175,7 @@ class LabelCohort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """The trace that a label stands for."""
+    """Trace or ensemble of a label: engine, block size, requests."""
 
     file: str
     digest: str
@@ -193,16 +193,16 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A ``--gate`` and its result."""
+    """Gate on latency or cached tokens, with its result."""
 
     name: str
     """Short: ``TTFT p99``; a ``--gate`` is its own name."""
     expression: str
     value: float | bool | None
-    """Null: not judged, which fails the gate, or not asked, which does not."""
+    """Null: not evaluated, which fails the gate, or not tested, which does not."""
     passed: bool
     uncertain: bool = False
-    """The noise is larger than the limit, and hides if the value keeps it: neither passed nor failed."""
+    """Noise is larger than the limit: neither passed nor failed."""
     reason: str
 
     @property
@@ -213,7 +213,7 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of an ensemble of ``sim validate``."""
+    """Settings of a latency forecast ensemble of ``sim validate``."""
 
     model_digest: str
     members: int

@@ -1,4 +1,4 @@
-"""Runs of ``loadgen sweep`` as a grid: points by label and load, and the labels beside the first."""
+"""Runs of ``loadgen sweep`` as a grid of latency and throughput by label and load, beside the first label."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ LOADS: Final = {"concurrency": "concurrency {:g}", "rate": "{:g} arrivals/s", "i
 
 @dataclass(frozen=True, slots=True)
 class SweptRun:
-    """A run of a sweep and its metrics."""
+    """Run of a sweep with its latency and throughput."""
 
     name: str
     label: str
@@ -47,12 +47,12 @@ class SweptRun:
 
     @property
     def workload(self) -> str:
-        """Part of the label before ``/``: labels are compared within it."""
+        """Label before ``/``; labels are compared within a workload."""
         return self.label.rpartition("/")[0]
 
 
 def read_grid(folders: Sequence[Path], slos: Sequence[Threshold], gpus: int | None) -> Grid:
-    """Read and measure the runs of the folders; raises InputError if none is done."""
+    """Read and measure the runs of the folders; raises InputError if no run is done."""
     runs: list[SweptRun] = []
     notes: list[str] = []
     for folder in folders:
@@ -82,7 +82,7 @@ def labels_in(folders: Sequence[Path]) -> list[str]:
 
 
 def _mixed(runs: Sequence[SweptRun]) -> Iterator[str]:
-    """Yield a note on each label whose runs are of several models or engines."""
+    """Yield a note on labels whose runs have several models or engines."""
     for label in dict.fromkeys(run.label for run in runs):
         for name in ("model", "engine"):
             values = dict.fromkeys(str(run.setup[name]) for run in runs if run.label == label and run.setup[name])
@@ -91,7 +91,6 @@ def _mixed(runs: Sequence[SweptRun]) -> Iterator[str]:
 
 
 def make_grid(source: str, runs: Sequence[SweptRun], notes: Sequence[str]) -> Grid:
-    """Return the grid of measured runs."""
     kind = (
         "concurrency" if all(run.parallel for run in runs) else "rate" if all(run.rate for run in runs) else "in flight"
     )
@@ -134,7 +133,7 @@ def _load(run: SweptRun, kind: str) -> float:
 
 
 def values_of(metrics: TraceMetrics, *, even: bool) -> dict[str, float | None]:
-    """Return the measures of a run; ``even``: a limit keeps the load even, and the steady state is its throughput."""
+    """Return latency, throughput and hit rate of a run; ``even``: a constant load, with steady throughput."""
     tokens, flight, goodput = metrics.workload.completion_tps, metrics.workload.concurrency, metrics.workload.goodput
     throughput, gpus = tokens.steady if even else tokens.overall, metrics.workload.gpus
     return {
@@ -155,32 +154,32 @@ def values_of(metrics: TraceMetrics, *, even: bool) -> dict[str, float | None]:
 
 def _point(label: str, load: float, kind: str, runs: Sequence[SweptRun], base: Sequence[SweptRun]) -> Point:
     even = kind == "concurrency"
-    mine, theirs = ([values_of(run.metrics, even=even) for run in side] for side in (runs, base))
+    local, reference = ([values_of(run.metrics, even=even) for run in side] for side in (runs, base))
     measures = {}
     for name in COLUMNS:
-        values = _known(mine, name)
+        values = _complete_values(local, name)
         if values:
             ratio = (
-                ratio_of(values, _known(theirs, name)) if name in COMPARED and base and base[0].label != label else None
+                ratio_of(values, _complete_values(reference, name))
+                if name in COMPARED and base and base[0].label != label
+                else None
             )
             measures[name] = Measure(value=_range(values), ratio=ratio)
-    judged = [slo for run in runs for slo in run.metrics.slos]
+    slos = [slo for run in runs for slo in run.metrics.slos]
     return Point(
         name=f"{label} at {LOADS[kind].format(load)}",
         settings={"label": label, kind: load},
         measures=measures,
-        meets=all(slo.met for slo in judged) if judged else None,
+        meets=all(slo.met for slo in slos) if slos else None,
     )
 
 
-def _known(values: Sequence[Mapping[str, float | None]], name: str) -> list[float]:
-    """Return a measure of every run; none if a run does not report it."""
-    known = [value for measures in values if (value := measures[name]) is not None]
-    return known if len(known) == len(values) else []
+def _complete_values(values: Sequence[Mapping[str, float | None]], name: str) -> list[float]:
+    complete = [value for measures in values if (value := measures[name]) is not None]
+    return complete if len(complete) == len(values) else []
 
 
 def _range(values: Sequence[float]) -> Span:
-    """Return the median, and the range of the repeats."""
     ordered = sorted(values)
     several = len(ordered) > 1
     return Span(
@@ -188,42 +187,42 @@ def _range(values: Sequence[float]) -> Span:
     )
 
 
-def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> Span | None:
-    """Return the ratio of the medians with the t interval of that of the geometric means, repeat by repeat.
+def ratio_of(ours: Sequence[float], reference: Sequence[float]) -> Span | None:
+    """Return the ratio of medians with the t interval of the geometric means, repeat by repeat (latency, throughput).
 
     No interval with one repeat on a side. None: a value is missing or zero.
     """
-    if not ours or not theirs or min(*ours, *theirs) <= 0.0:
+    if not ours or not reference or min(*ours, *reference) <= 0.0:
         return None
-    value = quantile(sorted(ours), 0.5) / quantile(sorted(theirs), 0.5)
-    if min(len(ours), len(theirs)) < 2:
+    value = quantile(sorted(ours), 0.5) / quantile(sorted(reference), 0.5)
+    if min(len(ours), len(reference)) < 2:
         return Span(middle=value)
-    apart = [log(our / their) for our, their in zip(ours, theirs, strict=False)]
+    apart = [log(our / their) for our, their in zip(ours, reference, strict=False)]
     reach = t_quantile(len(apart) - 1) * stdev(apart) / sqrt(len(apart))
     return Span(middle=value, low=exp(mean(apart) - reach), high=exp(mean(apart) + reach))
 
 
 def _marked(points: Sequence[Point]) -> list[Point]:
-    """Mark the Pareto set of each workload."""
+    """Mark the Pareto set of latency and throughput of each workload."""
     by_workload: dict[str, list[tuple[int, float, float]]] = {}
     for index, point in enumerate(points):
         x, y = point.middle(THROUGHPUT), point.middle(LATENCY)
         if x is not None and y is not None:
             by_workload.setdefault(workload_of(point), []).append((index, x, -y))
-    kept = {
+    efficient = {
         index
         for group in by_workload.values()
-        for (index, *_), is_kept in zip(group, pareto_set([(x, y) for _, x, y in group]), strict=True)
-        if is_kept
+        for (index, *_), is_efficient in zip(group, pareto_set([(x, y) for _, x, y in group]), strict=True)
+        if is_efficient
     }
     return [
-        msgspec.structs.replace(point, marks=["pareto"]) if index in kept else point
+        msgspec.structs.replace(point, marks=["pareto"]) if index in efficient else point
         for index, point in enumerate(points)
     ]
 
 
 def _sentences(lines: Mapping[str, Sequence[Point]], firsts: Mapping[str, str], kind: str) -> Iterator[str]:
-    """Yield a sentence for each label beside the first of its workload; of a label alone, its most tokens."""
+    """Yield a sentence on throughput and latency per label, compared with its workload's first label."""
     for label, points in lines.items():
         first = firsts[workload_of(points[0])]
         compared = [
@@ -245,7 +244,7 @@ def _sentences(lines: Mapping[str, Sequence[Point]], firsts: Mapping[str, str], 
 
 
 def _beside(point: Point, reference: Sequence[Point], first: str, kind: str) -> str:
-    """Compare with the first label at the largest load of both."""
+    """Compare throughput and latency with the first label, at the largest common load."""
     other = next(candidate for candidate in reference if candidate.settings[kind] == point.settings[kind])
     workload, _, label = str(point.settings["label"]).rpartition("/")
     base, at = first.rpartition("/")[2], LOADS[kind].format(point.settings[kind])
@@ -264,7 +263,7 @@ def _times(ratio: Span | None) -> str:
 
 
 def _slo_sentences(lines: Mapping[str, Sequence[Point]], runs: Sequence[SweptRun], kind: str) -> Iterator[str]:
-    """Yield the largest load of each label up to which every SLO is met."""
+    """Yield the largest load of each label at which all latency SLOs are met."""
     for label, points in lines.items():
         slos = next(run.metrics.slos for run in runs if run.label == label)
         if slos:

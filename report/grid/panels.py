@@ -1,4 +1,4 @@
-"""A sweep as a page: what it says, throughput beside latency, each axis alone, and the table of points."""
+"""Page of a sweep: throughput and latency, slices along each axis, table of points."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -52,17 +52,17 @@ def grid_page(grid: Grid, tool: str, defined: str) -> Page:
 
 
 def point_table(selected: Sequence[Point], columns: Sequence[str], axes: Sequence[str], caption: str = "") -> Table:
-    """Return a row a point: settings, marks, SLOs, values with their effects below. Empty columns are left out."""
+    """Return a row per point: settings, marks, SLOs, latency and throughput with effects. No empty columns."""
     shown = [name for name in columns if any(point.measures.get(name) is not None for point in selected)]
-    judged = any(point.meets is not None for point in selected)
+    has_slos = any(point.meets is not None for point in selected)
     marked = any(point.marks for point in selected)
     rows = []
     for point in selected:
         first = [setting_text(point.settings.get(name)) for name in axes] or [point.name]
         first += [" ".join(point.marks) or NOTHING] if marked else []
-        first += [NOTHING if point.meets is None else "met" if point.meets else "missed"] if judged else []
+        first += [NOTHING if point.meets is None else "met" if point.meets else "missed"] if has_slos else []
         rows.append([*first, *(f"{value_text(point, name)}\n{effect_text(point, name)}".strip() for name in shown)])
-    heads = [*(axes or [""]), *(["marks"] if marked else []), *(["SLOs"] if judged else [])]
+    heads = [*(axes or [""]), *(["marks"] if marked else []), *(["SLOs"] if has_slos else [])]
     return Table([*heads, *map(title_of, shown)], rows, caption, narrow=len(heads) + MOST_COLUMNS)
 
 
@@ -90,14 +90,14 @@ def _frontier_panel(grid: Grid) -> Panel:
 
 
 def _dots(grid: Grid, selected: Sequence[Point], symbol: str, slot: int, name: str) -> list[Trace]:
-    known = [point for point in selected if point.middle(grid.latency) and point.middle(grid.throughput)]
-    if not known:
+    plotted = [point for point in selected if point.middle(grid.latency) and point.middle(grid.throughput)]
+    if not plotted:
         return []
-    x, y = ([_middle(point, measure) for point in known] for measure in (grid.throughput, grid.latency))
-    names = [plain(point.name or "today") for point in known]
+    x, y = ([_middle(point, measure) for point in plotted] for measure in (grid.throughput, grid.latency))
+    names = [plain(point.name or "today") for point in plotted]
     hover = "%{customdata}: %{y:,.1f} ms at %{x:,.1f} tok/s<extra></extra>"
     look = {"size": 9 if symbol == "circle" else 15, "symbol": symbol}
-    error_y = _bars([point.measures[grid.latency].value for point in known])
+    error_y = _bars([point.measures[grid.latency].value for point in plotted])
     return [points(x, y, slot, look, name=name, customdata=names, hovertemplate=hover, error_y=error_y)]
 
 
@@ -107,7 +107,6 @@ def _middle(point: Point, name: str) -> float | None:
 
 
 def _bars(spans: Sequence[Span]) -> dict[str, Any]:
-    """Return intervals as error bars."""
     middles = [span.middle or 0.0 for span in spans]
     above = [0.0 if span.high is None else span.high - middle for span, middle in zip(spans, middles, strict=True)]
     below = [0.0 if span.low is None else middle - span.low for span, middle in zip(spans, middles, strict=True)]
@@ -115,7 +114,7 @@ def _bars(spans: Sequence[Span]) -> dict[str, Any]:
 
 
 def _slice_panels(grid: Grid, chosen: Point | None) -> Iterator[Panel]:
-    """Yield latency, and hits or throughput, by the values of an axis: all else as at the chosen point, or as today."""
+    """Yield latency, and hit rate or throughput, along an axis; other axes as at the chosen point or today."""
     center = chosen or next((point for point in grid.points if "today" in point.marks), grid.points[0])
     labelled = "label" in grid.axes
     for name in grid.axes[1:] if labelled else grid.axes:
@@ -125,19 +124,19 @@ def _slice_panels(grid: Grid, chosen: Point | None) -> Iterator[Panel]:
             if all(point.settings[axis_name] == center.settings[axis_name] for axis_name in fixed):
                 lines.setdefault(str(point.settings.get("label", "")), []).append(point)
         for measure in dict.fromkeys((grid.latency, grid.throughput if labelled else "hit_rate")):
-            known = {
+            plotted = {
                 label: [point for point in series if point.middle(measure) is not None]
                 for label, series in lines.items()
             }
-            if max(map(len, known.values())) > 1 or labelled:
+            if max(map(len, plotted.values())) > 1 or labelled:
                 panel_id = "".join(letter if letter.isalnum() else "-" for letter in f"{name}-{measure}")
                 title = f"{title_of(measure)} by {name}"
-                drawn = _slice(measure, name, known, grid.limit if measure == grid.latency else None)
-                yield Panel(title=title, id=panel_id, figure=drawn, caption=f"{title}; bars: intervals.", half=True)
+                plot = _slice(measure, name, plotted, grid.limit if measure == grid.latency else None)
+                yield Panel(title=title, id=panel_id, figure=plot, caption=f"{title}; bars: intervals.", half=True)
 
 
 def _slice(measure: str, name: str, lines: Mapping[str, Sequence[Point]], limit: float | None) -> Figure:
-    """Draw a measure by an axis; words and yes or no are in the grid's order. ``limit``: a line across."""
+    """Draw a measure along an axis; non-numeric values keep the grid order. ``limit``: a latency limit line."""
     every = [point.settings.get(name) for series in lines.values() for point in series]
     numbers = [float(value) for value in every if isinstance(value, int | float) and not isinstance(value, bool)]
     numeric = len(numbers) == len(every)
@@ -164,13 +163,13 @@ def _coordinate(value: Setting, *, numeric: bool) -> Any:
 def _slice_line(
     measure: str, label: str, pairs: Sequence[tuple[Any, Point]], slot: int, *, joined: bool
 ) -> Iterator[Trace]:
-    x, drawn = [value for value, _ in pairs], [point for _, point in pairs]
-    y = [_middle(point, measure) for point in drawn]
+    x, series = [value for value, _ in pairs], [point for _, point in pairs]
+    y = [_middle(point, measure) for point in series]
     if joined:
         yield line(x, y, slot, dash=DASHED, showlegend=False, hoverinfo="skip")
-    texts = [f"{plain(label)} {value_text(point, measure)}" for point in drawn]
+    texts = [f"{plain(label)} {value_text(point, measure)}" for point in series]
     hover = "%{x}: %{customdata}<extra></extra>"
-    symbols = ["x" if point.meets is False else "circle" for point in drawn]
+    symbols = ["x" if point.meets is False else "circle" for point in series]
     look = {"size": 8, "symbol": symbols}
-    bars = _bars([point.measures[measure].value for point in drawn])
+    bars = _bars([point.measures[measure].value for point in series])
     yield points(x, y, slot, look, showlegend=False, customdata=texts, error_y=bars, hovertemplate=hover)

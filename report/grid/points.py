@@ -1,4 +1,4 @@
-"""Points of a sweep, measured or forecast: axes, measures with intervals, effects against a base, the Pareto set."""
+"""Points of a sweep, measured or forecast: latency and throughput with intervals, effects, Pareto set."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -18,7 +18,7 @@ Setting = int | float | str | bool | None
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A number and the interval of its values over members or repeats. Null: not known, or without bound."""
+    """Value and its interval over members or repeats. Null: unknown, or unbounded."""
 
     middle: float | None
     low: float | None = None
@@ -26,7 +26,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """A number of a point, and its effect against the base, member by member, without the noise that both share."""
+    """Latency, throughput or rate of a point, and its effect on the base, member by member."""
 
     value: Span
     difference: Span | None = None
@@ -35,7 +35,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """A combination of settings, measured or forecast."""
+    """Latency and throughput of a combination of settings, measured or forecast."""
 
     name: str
     settings: dict[str, Setting]
@@ -56,7 +56,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a sweep."""
+    """Result of a sweep: latency and throughput by point."""
 
     schema: str = "kvtape-grid/2"
     source: str
@@ -94,7 +94,7 @@ _TIMES: Final = (TTFT, "tpot", "queue", "itl", "e2e", "session_latency")
 
 
 def title_of(measure: str) -> str:
-    """Return a measure's name as a table has it: ``TTFT p90 ms, turns 2+``."""
+    """Return the column title of a measure, such as latency ``TTFT p90 ms, turns 2+``."""
     if measure in _TITLES or "." not in measure:
         return _TITLES.get(measure, measure)
     metric, *cohort, level = measure.split(".")
@@ -103,7 +103,6 @@ def title_of(measure: str) -> str:
 
 
 def reading_of(measure: str) -> Callable[[float], str]:
-    """Return the wording of a measure's numbers."""
     if measure in _SHARES:
         return lambda value: f"{value:.1%}"
     if measure.split(".", maxsplit=1)[0] in _TIMES:
@@ -135,11 +134,11 @@ TELLING_FACTOR: Final = 2.0
 
 
 def effect_text(point: Point, measure: str) -> str:
-    """Return the difference with its sign, from a factor of two on the factor; a ratio alone in percent."""
-    found = point.measures.get(measure)
-    if found is None or found.ratio is None:
+    """Return the signed difference; from 2 times on the factor; a ratio alone in percent."""
+    result = point.measures.get(measure)
+    if result is None or result.ratio is None:
         return ""
-    ratio, difference, reading = found.ratio, found.difference, reading_of(measure)
+    ratio, difference, reading = result.ratio, result.difference, reading_of(measure)
     if difference is None or (ratio.middle or 0.0) >= TELLING_FACTOR:
         signed = difference is None and (ratio.middle or 0.0) < TELLING_FACTOR
         return span_text(
@@ -150,14 +149,13 @@ def effect_text(point: Point, measure: str) -> str:
 
 
 def setting_text(value: Setting) -> str:
-    """Return an axis's value as a table has it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return number_format.NOTHING if value in (None, "") else value if isinstance(value, str) else f"{value:,g}"
 
 
 def workload_of(point: Point) -> str:
-    """Return the part of a label before ``/``, within which labels are compared; empty: there is none."""
+    """Return the label before ``/``, within which labels are compared; empty: none."""
     return str(point.settings.get("label", "")).rpartition("/")[0]
 
 

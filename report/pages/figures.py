@@ -1,7 +1,7 @@
-"""The pictures, as plotly figures without colours: the page gives each label its colour, light or dark.
+"""Figures of latency, throughput and cache size, in plotly without colours: the page adds light or dark colours.
 
-A trace's ``meta`` says what it is: ``slot`` (the label's place in the order given, which picks its colour everywhere)
-and ``part`` (line, band or points). Solid lines are measured, dashed ones predicted; a truth is drawn thick.
+The ``meta`` of a trace has its ``slot`` (index of the label, which selects its colour) and its ``part`` (line, band or
+points). Solid lines are measured, dashed lines predicted; a reference is thick.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Trace = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A survival curve for drawing: share still waiting just after each time, with its band (NaN: none)."""
+    """Latency survival curve: share of requests still waiting after each time, with its band (NaN: none)."""
 
     time_ms: FloatArray
     survival: FloatArray
@@ -37,13 +37,11 @@ def line(x: list[Any], y: list[Any], slot: int, *, width: float = 2.2, dash: str
 
 
 def points(x: list[Any], y: list[Any], slot: int, look: Mapping[str, Any], **more: Any) -> Trace:
-    """Draw markers; ``look``: size, symbol, opacity."""
     meta = {"slot": slot, "part": "points", **look}
     return {"type": "scatter", "mode": "markers", "x": x, "y": y, "meta": meta, **more}
 
 
 def band(x: list[Any], low: list[Any], high: list[Any], slot: int, **more: Any) -> list[Trace]:
-    """Draw the lower edge, then the upper one filled down to it."""
     hidden = {"hoverinfo": "skip", "showlegend": False, "meta": {"slot": slot, "part": "band"}, **more}
     return [
         {"type": "scatter", "mode": "lines", "x": x, "y": edge, "fill": fill, **hidden}
@@ -58,10 +56,10 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 def figure(data: list[Trace], xaxis: dict[str, Any], yaxis: dict[str, Any], **layout: Any) -> Figure:
     """Return a figure of ``data``; its ``meta`` holds the scale of each log axis."""
     scales = {}
-    for name, given in (("xaxis", xaxis), ("yaxis", yaxis)):
+    for name, spec in (("xaxis", xaxis), ("yaxis", yaxis)):
         values = [value for trace in data for value in trace.get(name[0], ()) if _is_positive(value)]
-        if values and given.get("type") == "log":
-            scales[name] = log_scale(min(values), max(values), percent="%" in given.get("tickformat", ""))
+        if values and spec.get("type") == "log":
+            scales[name] = log_scale(min(values), max(values), percent="%" in spec.get("tickformat", ""))
     return {"data": data, "layout": {"xaxis": xaxis, "yaxis": yaxis, "meta": scales, **layout}}
 
 
@@ -70,9 +68,9 @@ LABEL_GAPS: Final = {"wide": 0.045, "narrow": 0.12}
 
 
 def log_scale(low: float, high: float, *, percent: bool = False) -> dict[str, Any]:
-    """Return range, ticks and labels of a log axis from ``low`` to ``high``: the first tick is at its beginning.
+    """Return range, ticks and labels of a log axis (latency, tokens); the first tick is at its start.
 
-    Every decade has a tick at 1, 2 and 5, below a decade there are even steps. Labels that would overlap are left out.
+    Each decade has ticks at 1, 2 and 5; shorter ranges have even steps. Overlapping labels are left out.
     """
     ticks = _log_ticks(low, high)
     logs = np.log10(ticks)
@@ -105,11 +103,11 @@ def _log_ticks(low: float, high: float) -> list[float]:
 def _labelled(logs: FloatArray, gap: float) -> list[bool]:
     """Return whether each tick has a label: the first, then powers of ten, then others, ``gap`` apart."""
     shares = (logs - logs[0]) / (logs[-1] - logs[0])
-    kept: list[int] = []
+    labelled: list[int] = []
     for number in sorted(range(len(logs)), key=lambda number: (number > 0, logs[number] % 1 > 1e-9)):
-        if all(abs(shares[number] - shares[other]) >= gap for other in kept):
-            kept.append(number)
-    return [number in kept for number in range(len(logs))]
+        if all(abs(shares[number] - shares[other]) >= gap for other in labelled):
+            labelled.append(number)
+    return [number in labelled for number in range(len(logs))]
 
 
 def _tick_text(tick: float, largest: float) -> str:
@@ -122,7 +120,7 @@ def _is_positive(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survival:
-    """A label's curve in a figure."""
+    """Latency survival curve of a label in a figure."""
 
     name: str
     curve: Curve
@@ -133,11 +131,11 @@ class Survival:
     dash: str = "solid"
 
 
-def survival_figure(drawn: Sequence[Survival], x_title: str, y_title: str) -> Figure:
-    """Draw curves and their bands; the first are below, so that wide ones hide no equal curve."""
-    start_ms = max(0.8 * min((float(curve.curve.time_ms[0]) for curve in drawn), default=1.0), 1e-3)
+def survival_figure(curves: Sequence[Survival], x_title: str, y_title: str) -> Figure:
+    """Draw latency survival curves and bands; the first are below, so that wide curves hide no equal curve."""
+    start_ms = max(0.8 * min((float(curve.curve.time_ms[0]) for curve in curves), default=1.0), 1e-3)
     bands, lines = list[Trace](), list[Trace]()
-    for curve in drawn:
+    for curve in curves:
         x, named = [round_finite(start_ms), *rounded(curve.curve.time_ms)], dict[str, Any](legendgroup=curve.name)
         y, low, high = ([1.0, *rounded(edge)] for edge in (curve.curve.survival, curve.curve.low, curve.curve.high))
         if not np.isnan(curve.curve.low).all():
@@ -159,7 +157,7 @@ def round_finite(value: float) -> float | None:
 
 
 def five_digits(value: float) -> float:
-    """Return a number for a page: more digits than a screen has pixels, and half the page's size."""
+    """Round to five digits: finer than a pixel, half the page size."""
     return float(f"{value:.5g}")
 
 

@@ -17,18 +17,18 @@
   }
 
   // Ticks of a log axis come from Python (figures.log_scale); plotly's own repeat "2 5" and leave decades without a label.
-  function onLogScale(given, scale, narrow) {
-    if (!scale) return given;
-    return { ...given, range: scale.range, tickmode: "array", tickvals: scale.at, ticktext: narrow ? scale.narrow : scale.wide, tickangle: 0 };
+  function onLogScale(spec, scale, narrow) {
+    if (!scale) return spec;
+    return { ...spec, range: scale.range, tickmode: "array", tickvals: scale.at, ticktext: narrow ? scale.narrow : scale.wide, tickangle: 0 };
   }
 
   function axis(layout, letter, narrow) {
     const name = `${letter}axis`;
-    const given = onLogScale(layout[name], layout.meta?.[name], letter === "x" && narrow);
+    const spec = onLogScale(layout[name], layout.meta?.[name], letter === "x" && narrow);
     return {
       gridcolor: colour("--line"), linecolor: colour("--muted"), zerolinecolor: colour("--muted"), zeroline: false, separatethousands: true,
-      ticks: "outside", tickcolor: colour("--line"), automargin: true, ...given,
-      title: { ...(given?.title ?? {}), font: { size: 12.5, color: colour("--muted") }, standoff: 8 },
+      ticks: "outside", tickcolor: colour("--line"), automargin: true, ...spec,
+      title: { ...(spec?.title ?? {}), font: { size: 12.5, color: colour("--muted") }, standoff: 8 },
     };
   }
 
@@ -48,15 +48,15 @@
   // On paper the browser lays out only after the figures are drawn: their size is given.
   function draw(paper) {
     for (const [name, figure] of Object.entries(figures)) {
-      const place = document.getElementById(name);
-      if (figure.layout.height) place.style.height = `${figure.layout.height}px`;
+      const plot = document.getElementById(name);
+      if (figure.layout.height) plot.style.height = `${figure.layout.height}px`;
       const config = {
         displaylogo: false, responsive: true, modeBarButtons: [["toImage"]],
         toImageButtonOptions: { format: "svg", filename: `kvtape-${name}`, width: 1000, height: 420 },
       };
       const size = paper ? { width: 680, height: figure.layout.height ?? 340 } : {};
-      const drawn = { ...layout(figure, size.width ?? place.clientWidth), ...size };
-      Plotly.react(place, figure.data.map(coloured), drawn, config);
+      const layoutOf = { ...layout(figure, size.width ?? plot.clientWidth), ...size };
+      Plotly.react(plot, figure.data.map(coloured), layoutOf, config);
     }
   }
 

@@ -1,7 +1,8 @@
-"""A page as plain data: panels with figures, captions and tables; one renderer for a terminal, one for HTML."""
+"""Page as plain data: panels with figures, captions and tables, rendered to a terminal or to HTML."""
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from textwrap import wrap
@@ -14,6 +15,10 @@ Figure = dict[str, Any]
 """A figure of plotly without colours: ``report.pages.figures``."""
 WIDEST_NAME: Final = 26
 """Letters of a row's name in a terminal, on one line."""
+SCREEN_LINES: Final = 40
+SCREEN_COLUMNS: Final = 100
+_MOST_CHECKS: Final = 6
+"""Checks on one screen: failed, then too uncertain, then passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +39,15 @@ Row = Sequence[str | Cell]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table; the first column names the rows. A text of several lines is a value with its error or effect below."""
+    """Table; the first column names the rows. Lines of a cell: latency or other value, then error or effect."""
 
     columns: Sequence[str]
     rows: Sequence[Row]
     caption: str = ""
     narrow: int | None = None
-    """Columns that a terminal shows; 0: a page alone has the table. None: all."""
+    """Columns in a terminal; 0: HTML only. None: all."""
     folded: bool = False
-    """True: behind its caption on a page, and left out of a terminal."""
+    """True: collapsed in HTML, and left out of a terminal."""
     words: bool = False
     """True: its cells are text, not numbers."""
 
@@ -57,19 +62,17 @@ class Table:
 
 
 def _lines_of(text: str) -> list[str]:
-    """Return the lines of a cell; a long name breaks at blanks."""
     lines = text.split("\n")
     return [part for line in lines for part in (wrap(line, WIDEST_NAME) if len(line) > WIDEST_NAME else [line])]
 
 
 def as_table(table: TextTable, caption: str = "", *, folded: bool = False) -> Table:
-    """Return a table of ``measure`` as one of a page."""
     return Table(table.columns, table.rows, caption, folded=folded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A figure and everything that explains it; ``missing`` alone if the trace lacks what it needs."""
+    """Figure with caption, sentences and tables; ``missing`` alone if the trace lacks the data."""
 
     title: str
     id: str = ""
@@ -78,19 +81,19 @@ class Panel:
     """Heading above it; empty: that of the panel before."""
     figure: Figure | None = None
     caption: str = ""
-    """Meaning of the marks, and what to look for."""
+    """Meaning of the marks, and advice."""
     lines: Sequence[str] = ()
     """Sentences beside the table, in a terminal too."""
     tables: Sequence[Table] = ()
     half: bool = False
     """True: half a line wide, beside its neighbour."""
     missing: str = ""
-    """Sentence on the facts that the trace lacks."""
+    """Data that the trace lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A number of the first screen."""
+    """Headline number of a page."""
 
     title: str
     value: str
@@ -99,7 +102,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A gate, an SLO or a check of health, with its outcome."""
+    """Result of a gate, an SLO or a health check."""
 
     kind: str
     state: str
@@ -115,7 +118,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A result as a reader sees it, in a terminal and in a browser."""
+    """Result for a terminal and a browser."""
 
     tool: str
     """Command that made it."""
@@ -124,13 +127,15 @@ class Page:
     """Document that defines every number."""
     headlines: Sequence[str]
     leads: Sequence[str] = ()
-    """Sentences on what the numbers rest on."""
+    """Sentences on sample and model."""
     notes: Sequence[str] = ()
-    """Sentences to read before the numbers."""
+    """Warnings."""
     cards: Sequence[Card] = ()
     checks: Sequence[Check] = ()
     steps: Sequence[str] = ()
     """Next steps, where a check failed."""
+    brief: Sequence[Table] = ()
+    """Tables of the one-screen form, which ``-v`` replaces by those of the panels. Empty: there is no such form."""
     panels: Sequence[Panel] = ()
     slots: Mapping[str, int] = field(default_factory=dict)
     """Colours of labels, whose rows have a mark in that colour."""
@@ -139,12 +144,10 @@ class Page:
 
     @property
     def figures(self) -> dict[str, Figure]:
-        """Figures by the id of their place."""
         return {panel.id: panel.figure for panel in self.panels if panel.figure is not None}
 
     @property
     def chapters(self) -> list[tuple[str, list[Panel]]]:
-        """Panels under their headings."""
         chapters: list[tuple[str, list[Panel]]] = []
         for panel in self.panels:
             if not chapters or panel.chapter:
@@ -154,7 +157,7 @@ class Page:
 
 
 def page_lines(page: Page) -> Iterator[str]:
-    """Yield the page for a terminal: sentences, tables and checks."""
+    """Yield all sentences, tables and checks of a page for a terminal."""
     yield from page.headlines
     yield from page.leads
     yield from (f"note: {note}" for note in page.notes)
@@ -168,7 +171,41 @@ def page_lines(page: Page) -> Iterator[str]:
     yield from (f"next: {step}" for step in page.steps)
 
 
-def print_page(page: Page, *, beside_json: bool) -> None:
-    """Print a page; beside JSON, which stdout has, on stderr."""
-    for line in page_lines(page):
+def screen_lines(page: Page) -> list[str]:
+    """Return a page on one screen: verdict, numbers, gates, next steps. Tables get the lines that text leaves."""
+    checks = sorted(page.checks, key=lambda check: ("failed", "uncertain", "passed").index(check.mood))
+    notes = [f"note: {note}" for note in page.notes[:2]]
+    above = wrap_lines([*_verdict(checks), *page.headlines[:1], *page.leads, *notes])
+    below = wrap_lines(
+        [
+            *(f"{check.kind} {check.state}: {check.text}" for check in checks[:_MOST_CHECKS]),
+            *(f"next: {step}" for step in page.steps[:2]),
+            "more: -v prints all tables, gates and notes; --html PAGE writes the figures",
+        ]
+    )
+    tables = [line for table in page.brief for line in ("", *filter(None, [table.caption]), *table.lines)]
+    return [*above, *tables[: SCREEN_LINES - len(above) - len(below) - 1], "", *below][-SCREEN_LINES:]
+
+
+def _verdict(checks: Sequence[Check]) -> Iterator[str]:
+    """Yield the outcome of all checks, the worst first, with the number of each."""
+    counts = Counter(check.state for check in checks)
+    if counts:
+        worst, *others = (f"{count} {state}" for state, count in counts.items())
+        count, _, state = worst.partition(" ")
+        yield f"verdict: {state} ({', '.join([f'{count} of {len(checks)} {checks[0].kind}s', *others])})"
+
+
+def wrap_lines(lines: Iterable[str]) -> list[str]:
+    """Break lines at blanks to the width of a screen; indent their continuation."""
+    return [
+        part
+        for line in lines
+        for part in wrap(line, SCREEN_COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    ]
+
+
+def print_page(page: Page, *, beside_json: bool, verbose: bool = True) -> None:
+    """Print a page, on one screen unless ``verbose``; to stderr beside JSON on stdout."""
+    for line in page_lines(page) if verbose or not page.brief else screen_lines(page):
         print(printable(line), file=sys.stderr if beside_json else sys.stdout)

@@ -1,4 +1,4 @@
-"""Hit rate by size of the cache: the curve of an LRU of the trace's blocks, the size that is enough, and today's."""
+"""Hit rate by KV cache size: LRU curve of the trace's blocks, sufficient size, and the engine's size."""
 
 from typing import Final
 
@@ -23,12 +23,12 @@ SHARES: Final = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
 
 
 def size_panel(measured: Measured) -> Panel:
-    """Return hits by size, with the engine's size and its reported rate where they are known."""
+    """Return the hit rate by KV cache size, with engine size and reported rate if known."""
     analysis = measured.analysis
     if analysis is None:
         return Panel(title=_TITLE, missing=_NO_HASHES)
     if not analysis.curve.max_hit_blocks:
-        return Panel(title=_TITLE, missing="No block of a prompt came before: a cache of any size serves nothing.")
+        return Panel(title=_TITLE, missing="No prompt block repeats: a cache of any size has no hit.")
     return Panel(
         title=_TITLE,
         id="cache-size",
@@ -45,23 +45,23 @@ def _caption(size: CacheSize) -> str:
         ratio = size.knee_tokens / size.engine_tokens
         enough += f", {share(ratio)} of the engine's size" if ratio < 1 else f", {factor(ratio)} × the engine's size"
     return (
-        f"{enough}: the knee. The line is an LRU of the trace's blocks, one request after another. An engine with many "
-        "requests at once needs more, as running requests hold their blocks."
+        f"{enough}: the knee. The line is an LRU of the trace's blocks, one request at a time. An engine with large "
+        "batches needs more, as running requests hold their blocks."
     )
 
 
 def size_figure(curve: HitCurve, size: CacheSize, reported: HitCount | None) -> Figure:
-    """Draw the curve to a little beyond the last size that matters."""
+    """Draw the hit rate curve beyond the largest relevant KV cache size."""
     block, most = curve.block_size, len(curve.sizes)
     last = int(max(most, size.engine_blocks or 0) * _BEYOND)
     first = max(curve.size_for_share(FIRST_SHARE), 1)
     positions = np.unique(np.geomspace(first, most, MOST_POINTS).astype(int))
     sizes = [*positions.tolist(), last]
-    rates = [five_digits(curve.rate_at(one)) for one in sizes]
+    rates = [five_digits(curve.rate_at(blocks)) for blocks in sizes]
     top = max(rates[-1], (reported.rate or 0.0) if reported is not None else 0.0) * 1.08
     hover = "%{x:,} tokens: %{y:.1%}<extra></extra>"
     data: list[Trace] = [
-        line([one * block for one in sizes], rates, 1, name="LRU", line={"shape": "hv"}, hovertemplate=hover)
+        line([blocks * block for blocks in sizes], rates, 1, name="LRU", line={"shape": "hv"}, hovertemplate=hover)
     ]
     if size.knee_tokens is not None and size.knee_blocks is not None:
         knee = curve.rate_at(size.knee_blocks)
@@ -73,12 +73,12 @@ def size_figure(curve: HitCurve, size: CacheSize, reported: HitCount | None) -> 
         data.append(line([size.engine_tokens] * 2, [0.0, top], 0, width=1.6, dash=DASHED, name=name, hoverinfo="name"))
     if reported is not None and reported.rate is not None:
         data.append(_reported(reported.rate, size.engine_tokens, sizes[0] * block, last * block))
-    y_axis = axis("hit tokens of prompt tokens", tickformat=".0%", range=[0.0, top])
-    return figure(data, axis("cache (tokens)", type="log"), y_axis)
+    y_axis = axis("hit rate (hit / prompt tokens)", tickformat=".0%", range=[0.0, top])
+    return figure(data, axis("KV cache size (tokens)", type="log"), y_axis)
 
 
 def _reported(rate: float, engine_tokens: int | None, first: int, last: int) -> Trace:
-    """Draw the engine's own account: a point at its size, a level line if the size is unknown."""
+    """Draw the engine's reported prefix hit rate: a point at its size, a line if the size is unknown."""
     name, look = f"reported: {share(rate)}", {"size": 10, "symbol": "star"}
     if engine_tokens is None:
         return line([first, last], [five_digits(rate)] * 2, 3, width=1.6, dash="2px,3px", name=name, hoverinfo="name")
@@ -87,7 +87,7 @@ def _reported(rate: float, engine_tokens: int | None, first: int, last: int) -> 
 
 
 def _numbers(curve: HitCurve, size: CacheSize) -> Table:
-    sizes = {f"{one:.0%} of max hits": curve.size_for_share(one) for one in SHARES}
+    sizes = {f"{ratio:.0%} of max hits": curve.size_for_share(ratio) for ratio in SHARES}
     if size.engine_blocks is not None:
         sizes["the engine's size"] = size.engine_blocks
     rows = [

@@ -1,4 +1,4 @@
-"""A run with its metrics, from which its panels are drawn."""
+"""Run with its metrics, the input of its panels."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A trace and its metrics."""
+    """Trace with latency, throughput and cache metrics."""
 
     run: Run
     metrics: TraceMetrics

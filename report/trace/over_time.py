@@ -1,4 +1,4 @@
-"""The run over its time: requests in flight, tokens a second, and sessions as rows of requests."""
+"""Run over time: requests in flight, token throughput, and sessions as rows of requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ ENDS_EACH: Final = 4
 
 
 def load_panels(measured: Measured) -> list[Panel]:
-    """Return requests in flight, output tokens a second and prompt tokens a second."""
+    """Return requests in flight, and output and prompt token throughput."""
     timeline = measured.metrics.workload.timeline
     if timeline is None:
         return [Panel(title="Requests in flight", missing=NO_TIMES)]
@@ -32,21 +32,20 @@ def load_panels(measured: Measured) -> list[Panel]:
         "Requests in flight",
         timeline,
         [_steps(timeline, timeline.in_flight, 0, "in flight")],
-        "A line that climbs to the end is a queue that grows.",
+        "A line that rises to the end is a growing queue.",
         half=any(coarse.completion_tps),
     )
     panels = [flight]
     if any(coarse.completion_tps):
         data = [_steps(coarse, coarse.completion_tps, 3, "output")]
-        look = "A request's tokens count at its end. A level line is the engine's limit, or the load's."
-        panels.append(_panel("output-rate", "Output tokens a second", coarse, data, look, half=True))
+        look = "Tokens count at the end of their request. A level line is the limit of the engine or of the load."
+        panels.append(_panel("output-rate", "Output tokens/s", coarse, data, look, half=True))
     if any(coarse.prompt_tps):
         panels.append(_prompt_panel(coarse, cached=bool(measured.metrics.requests.hit_reported)))
     return panels
 
 
 def _coarse(timeline: Timeline, requests: int) -> Timeline:
-    """Return the timeline in fewer, longer intervals if the requests are few."""
     intervals = len(timeline.in_flight)
     wanted = min(intervals, -(-intervals * ENDS_EACH // requests))
     step = next(step for step in range(wanted, intervals + 1) if intervals % step == 0)
@@ -59,18 +58,17 @@ def _coarse(timeline: Timeline, requests: int) -> Timeline:
 
 def _prompt_panel(timeline: Timeline, *, cached: bool) -> Panel:
     data: list[Trace] = []
-    look = "The engine reported no cached tokens, so the cache's part is not drawn."
+    look = "The engine reported no cached tokens: no prefix hits are drawn."
     if cached:
         data += _area(timeline, [0.0] * len(timeline.cached_tps), timeline.cached_tps, 1)
         data += _area(timeline, timeline.cached_tps, timeline.prompt_tps, 2)
-        data.append(_steps(timeline, timeline.cached_tps, 1, "served by the prefix cache"))
-        look = "Between the lines: tokens that the engine computed (prefill). It widens if the cache loses them."
+        data.append(_steps(timeline, timeline.cached_tps, 1, "prefix hits"))
+        look = "Between the lines: prefill tokens. The gap widens when cached blocks are evicted."
     data.append(_steps(timeline, timeline.prompt_tps, 2, "all prompt tokens"))
-    return _panel("prompt-rate", "Prompt tokens a second", timeline, data, look)
+    return _panel("prompt-rate", "Prompt tokens/s", timeline, data, look)
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Return the unit in which an axis of this length is read, in seconds, and its sign."""
     return (1.0, "s") if seconds < 900 else (60.0, "min") if seconds < 10_800 else (3600.0, "h")
 
 
@@ -79,8 +77,8 @@ def _unit(timeline: Timeline) -> tuple[float, str]:
 
 
 def _times(timeline: Timeline) -> list[float]:
-    each = timeline.interval_s / _unit(timeline)[0]
-    return [five_digits(step * each) for step in range(len(timeline.in_flight) + 1)]
+    interval = timeline.interval_s / _unit(timeline)[0]
+    return [five_digits(step * interval) for step in range(len(timeline.in_flight) + 1)]
 
 
 def _steps(timeline: Timeline, values: Sequence[float], slot: int, name: str) -> Trace:
@@ -118,17 +116,17 @@ _SHARES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Requests to draw, session by session, and the row of each."""
+    """Requests to draw by session, with their rows."""
 
     requests: IntArray
     row: IntArray
-    drawn: int
+    count: int
     text: str
     """Sentence on what is left out; empty: nothing."""
 
 
 def session_panel(measured: Measured) -> Panel:
-    """Return sessions as rows of requests, coloured by hit share or by turn."""
+    """Return sessions as rows of requests, coloured by prefix hit share or by turn."""
     run, title = measured.run, "Sessions over time"
     begin_ms, wall_s = wall(run)
     if not wall_s:
@@ -146,21 +144,21 @@ def session_panel(measured: Measured) -> Panel:
     ]
     y_axis = axis("session, by first arrival", showticklabels=False, autorange="reversed", ticks="")
     x_axis = axis(f"time since {since} ({unit})", range=[0.0, span_s / unit_s * 1.01])
-    height = 170 + min(5 * rows.drawn + 60, 560)
+    height = 170 + min(5 * rows.count + 60, 560)
     return Panel(
         title=title,
         id="sessions",
         figure=figure(data, x_axis, y_axis, barmode="overlay", height=height, showlegend=True),
-        caption="A row is a session, a bar a request from arrival to end (short: a hair), a gap tools or a user. "
-        f"{rows.text}Look for rows that turn from cached to not: their blocks were evicted.",
+        caption="Row: a session. Bar: a request from arrival to end. Gap: think time. "
+        f"{rows.text}Rows that change from cached to uncached: their blocks were evicted.",
         tables=[_class_table(run)],
     )
 
 
 def _row_times(run: Run, rows: _Rows, begin_ms: float, wall_s: float) -> tuple[FloatArray, float, str]:
-    """Return each request's begin in seconds, the span of all, and their zero: the run's begin, or each session's."""
+    """Return starts in seconds, total span, and their zero: start of the run, or of each session."""
     begins_s = (run.arrival_ms[rows.requests] - begin_ms) / 1e3
-    firsts_s, lasts_s = np.full(rows.drawn, np.inf), np.full(rows.drawn, -np.inf)
+    firsts_s, lasts_s = np.full(rows.count, np.inf), np.full(rows.count, -np.inf)
     np.minimum.at(firsts_s, rows.row, begins_s)
     np.maximum.at(lasts_s, rows.row, begins_s + run.e2e_ms[rows.requests] / 1e3)
     lengths_s = (lasts_s - firsts_s)[np.isfinite(firsts_s)]
@@ -170,7 +168,7 @@ def _row_times(run: Run, rows: _Rows, begin_ms: float, wall_s: float) -> tuple[F
 
 
 def _rows(run: Run) -> _Rows:
-    """Choose sessions evenly by first arrival, so that neither rows nor bars are too many."""
+    """Choose sessions evenly by first arrival, with bounded rows and bars."""
     order = session_order(run)
     counts = np.diff(np.append(order.starts, len(order.rows)))
     by_arrival = np.argsort(run.arrival_ms[order.rows[order.starts]], kind="stable")
@@ -179,15 +177,15 @@ def _rows(run: Run) -> _Rows:
     nth = max(1, -(-int(counts[chosen].sum()) // (2 * MOST_BARS)))
     requests = [order.rows[order.starts[index] : order.starts[index] + counts[index]][::nth] for index in chosen]
     row = np.repeat(np.arange(len(chosen)), [len(rows) for rows in requests])
-    drawn = np.concatenate(requests)
+    chosen_rows = np.concatenate(requests)
     text = f"{len(chosen):,} of {count(len(order))} sessions are drawn. " if len(chosen) < len(order) else ""
     text += f"Of their requests one in {nth}. " if nth > 1 else ""
-    known = ~np.isnan(run.arrival_ms[drawn]) & ~np.isnan(run.e2e_ms[drawn])
-    return _Rows(drawn[known], row[known], len(chosen), text)
+    complete = ~np.isnan(run.arrival_ms[chosen_rows]) & ~np.isnan(run.e2e_ms[chosen_rows])
+    return _Rows(chosen_rows[complete], row[complete], len(chosen), text)
 
 
 def _classes(run: Run, requests: IntArray) -> list[tuple[str, int, IntArray]]:
-    """Return name, colour and indexes in ``requests`` of each class."""
+    """Return name, colour and request indexes of each prefix hit class."""
     prompt, cached = run.prompt_tokens[requests], run.cached_tokens[requests]
     ok, reported = run.ok[requests], (prompt > 0) & (cached != UNKNOWN)
     if reported.any():

@@ -1,4 +1,4 @@
-"""The page of one trace: its cards, SLOs and health, panels in chapters, every table, provenance."""
+"""Page of one trace: latency and throughput cards, SLOs, health checks, panels, tables, provenance."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +14,7 @@ from report.trace.measured import Measured
 from report.trace.over_time import load_panels, session_panel
 from report.trace.ttft_survival import wait_panel
 
-CACHE, WAITS, TIME = "What the prefix cache does", "Waiting for the first token", "The run over time"
+CACHE, WAITS, TIME = "Prefix cache", "Time to first token", "Load over time"
 MOST_CARDS: Final = 8
 """Two lines of a screen."""
 
@@ -38,26 +38,26 @@ def trace_page(measured: Measured) -> Page:
         leads=[health_lines(metrics.health)[0]],
         cards=trace_cards(metrics),
         checks=checks,
-        panels=[*_drawn_panels(measured), *_number_panels(measured)],
+        panels=[*_figure_panels(measured), *_number_panels(measured)],
     )
 
 
-def _drawn_panels(measured: Measured) -> Iterator[Panel]:
+def _figure_panels(measured: Measured) -> Iterator[Panel]:
     chapters = {
         CACHE: [size_panel(measured)],
         WAITS: [wait_panel(measured)],
         TIME: [*load_panels(measured), session_panel(measured)],
     }
-    for title, (first, *rest) in chapters.items():
+    for title, (first, *others) in chapters.items():
         yield replace(first, chapter=title)
-        yield from rest
+        yield from others
 
 
 def _number_panels(measured: Measured) -> Iterator[Panel]:
     metrics, run = measured.metrics, measured.run
     sentences = list(workload_sentences(metrics.workload, metrics.sessions.per_s))
     tables = [as_table(table) for table in metric_tables(metrics)]
-    yield Panel(chapter="Every number", title="Every number", lines=sentences, tables=tables)
+    yield Panel(chapter="All metrics", title="All metrics", lines=sentences, tables=tables)
     statuses = ", ".join(f"{count:,} {status}" for status, count in metrics.requests.statuses.items())
     block = number_format.NOTHING if run.meta.block_size is None else f"{run.meta.block_size} tokens"
     facts = [
@@ -67,12 +67,11 @@ def _number_panels(measured: Measured) -> Iterator[Panel]:
     ]
     health = [[check.name, check.verdict, check.figure] for check in metrics.health]
     tables = [Table(["", ""], facts, words=True)]
-    tables.append(Table(["check", "verdict", "figure"], health, "Every check of health", folded=True, words=True))
+    tables.append(Table(["check", "verdict", "figure"], health, "All health checks", folded=True, words=True))
     yield Panel(chapter="Provenance", title="Provenance", tables=tables)
 
 
 def trace_cards(metrics: TraceMetrics) -> list[Card]:
-    """Return the numbers of the first screen that the trace has."""
     requests, sessions = metrics.requests, metrics.sessions
     counts = f"{requests.completed:,} of {requests.n:,}; {sessions.completed:,} of {sessions.n:,} sessions"
     cards = [*_cached_cards(metrics), *_latency_cards(metrics), *_load_cards(metrics)]
@@ -84,12 +83,12 @@ def _cached_cards(metrics: TraceMetrics) -> Iterator[Card]:
     if reported is not None and reported.rate is not None:
         more = simulated is not None and (simulated.rate or 0.0) >= reported.rate
         most = f"unlimited cache: {number_format.share(simulated.rate)}" if simulated is not None and more else ""
-        part = number_format.coverage_text(reported.requests, n, "reported cached tokens")
-        detail = part or most or "as the engine reports"
+        coverage = number_format.coverage_text(reported.requests, n, "reported cached tokens")
+        detail = coverage or most or "as the engine reports"
         yield Card("Prompt tokens served by the cache", number_format.share(reported.rate), detail)
     elif simulated is not None and simulated.rate is not None:
-        part = number_format.coverage_text(simulated.requests, n, "block hashes") or "unlimited, simulated"
-        yield Card("Prompt tokens that a cache could serve", number_format.share(simulated.rate), part)
+        coverage = number_format.coverage_text(simulated.requests, n, "block hashes") or "unlimited, simulated"
+        yield Card("Prompt tokens that a cache could serve", number_format.share(simulated.rate), coverage)
 
 
 def _latency_cards(metrics: TraceMetrics) -> Iterator[Card]:

@@ -1,4 +1,4 @@
-"""LatencySample for the first token: survival by turn, with bands."""
+"""TTFT survival by turn, with bands: latency with censoring."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -26,7 +26,6 @@ _SLOTS: Final = {ALL: 0, FIRST_TURN: 2, LATER_TURNS: 1}
 
 
 def wait_panel(measured: Measured) -> Panel:
-    """Return survival of the TTFT by turn."""
     run, title = measured.run, "TTFT by turn"
     if not len(ttft_sample(run, np.arange(len(run)))):
         return Panel(title=title, missing="The trace has no time of a first token.")
@@ -44,29 +43,29 @@ def wait_panel(measured: Measured) -> Panel:
         title=title,
         id="waits",
         figure=_figure(cells, slots),
-        caption=f"Share of requests still waiting after t: further left is faster. {_bands(run, cells)}",
+        caption=f"Share of requests without a first token after t: further left is faster. {_bands(run, cells)}",
         tables=[_numbers(cells)],
     )
 
 
 def _figure(cells: Mapping[str, Cell], slots: Mapping[str, int]) -> Figure:
-    drawn = [
+    curves = [
         Survival(name=f"{name} ({len(cell.waits):,})", curve=_thinned(cell.curve), n=len(cell.waits), slot=slots[name])
         for name, cell in cells.items()
     ]
-    return survival_figure(drawn, "time since arrival (ms)", "still without a first token")
+    return survival_figure(curves, "time since arrival (ms)", "requests without a first token")
 
 
 def _thinned(curve: Curve) -> Curve:
-    kept = np.unique(np.linspace(0, len(curve.time_ms) - 1, MOST_POINTS).astype(np.int64))
-    return Curve(curve.time_ms[kept], curve.survival[kept], curve.low[kept], curve.high[kept])
+    indexes = np.unique(np.linspace(0, len(curve.time_ms) - 1, MOST_POINTS).astype(np.int64))
+    return Curve(curve.time_ms[indexes], curve.survival[indexes], curve.low[indexes], curve.high[indexes])
 
 
 def _bands(run: Run, cells: Mapping[str, Cell]) -> str:
     if len(run) > MOST_RESAMPLED:
         return f"No bands: more than {MOST_RESAMPLED:,} requests."
-    if all(cell.drawn_ms is None for cell in cells.values()):
-        return "No bands: the engine was seldom idle, so most waits hang together and few are independent."
+    if all(cell.resampled_ms is None for cell in cells.values()):
+        return "No bands: the engine was seldom idle, so too few latencies are independent."
     return f"Bands: {CONFIDENCE:.0%} bootstrap of busy periods."
 
 
@@ -76,6 +75,10 @@ def _numbers(cells: Mapping[str, Cell]) -> Table:
         cell_ttft = describe(cell)
         quantiles = [getattr(cell_ttft, level) for level in LEVELS]
         rows.append(
-            [name, f"{cell_ttft.n:,}", *(TableCell(quantile_text(each), interval_text(each)) for each in quantiles)]
+            [
+                name,
+                f"{cell_ttft.n:,}",
+                *(TableCell(quantile_text(quantile), interval_text(quantile)) for quantile in quantiles),
+            ]
         )
     return Table(["TTFT ms", "n", *LEVELS], rows, folded=True)

@@ -1,7 +1,7 @@
-"""``sim audit``: compare an engine's reported cached tokens with the rules on its own schedule.
+"""``sim audit``: compare an engine's reported cached tokens with vLLM's prefix cache rules on the captured schedule.
 
-The schedule is reconstructed from the trace. Where the two differ, causes are tested one by one: content without hashes
-or from before the capture; a step that is not recovered.
+The schedule is reconstructed from the trace. Causes of a difference are tested in order: blocks without hashes or
+cached before the capture; a scheduler step that is not recovered.
 """
 
 import argparse
@@ -30,19 +30,19 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A request whose two counts differ."""
+    """Request whose reported and predicted cached tokens differ."""
 
     request_id: str
     reported: int
     predicted: int | None
-    """None: the rules never admit it."""
+    """None: the scheduler never admits the request."""
     preemptions: int
     cause: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """Reported cached tokens of a trace and those of vLLM's rules, side by side."""
+    """Reported cached tokens of a trace beside the prefix cache hits of vLLM's rules."""
 
     engine: EngineConfig
     assumed: dict[str, Any]
@@ -54,7 +54,7 @@ class Audit:
     preemptions: int
     evicted_blocks: int
     misplaced: int
-    """Requests whose first token comes out in another step than it was seen in."""
+    """Requests whose first token falls into another scheduler step than in the capture."""
     differences: list[Difference]
 
     @property
@@ -63,7 +63,7 @@ class Audit:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Audit and print; 1 if ``--min-exact-share`` is not reached."""
+    """Audit and print; return 1 if fewer requests than ``--min-exact-share`` have exact cached tokens."""
     least = arguments.min_exact_share
     if least is not None and not 0.0 <= least <= 1.0:
         raise InputError(f"--min-exact-share: {least}; expected a share from 0 to 1")
@@ -73,41 +73,41 @@ def run(arguments: argparse.Namespace) -> int:
     audit = audit_loaded(arguments.trace, meta, records, engine_overrides(arguments))
     if not audit.prompt_tokens:
         raise InputError(f"{arguments.trace}: prompt_tokens: no request with cached_tokens has any; {USAGE_ADVICE}")
-    told = {**asdict(audit), "exact_share": audit.exact_share}
-    print(json.dumps(told) if arguments.json else describe(audit, arguments.trace))
+    result = {**asdict(audit), "exact_share": audit.exact_share}
+    print(json.dumps(result) if arguments.json else describe(audit, arguments.trace))
     return int(least is not None and audit.exact_share < least)
 
 
 def audit_loaded(path: Path, meta: Meta, records: list[Record], overrides: dict[str, Any]) -> Audit:
-    """Reconstruct the schedule of the trace and compare. Raises InputError for an unfit trace."""
+    """Reconstruct the schedule of a trace and compare cached tokens. Raises InputError for an unfit trace."""
     settings = resolve_settings({str(path): meta}, overrides)
     reporting = [record for record in records if record.cached_tokens is not None]
     if not reporting:
         raise InputError(f"{path}: cached_tokens: no record has any; {USAGE_ADVICE}")
     arrivals = planning.plan_arrivals(meta, records, settings.config.block_size, path=str(path))
     columns = simulation.request_columns(arrivals, settings.config.block_size)
-    engine, found = settings.config, capturedschedule.reconstruct(records, columns, settings.config)
-    if not settings.scheduling_recorded and found.misfits:
+    engine, schedule = settings.config, capturedschedule.reconstruct(records, columns, settings.config)
+    if not settings.scheduling_recorded and schedule.misfits:
         other = replace(engine, async_scheduling=not engine.async_scheduling)
         ahead = capturedschedule.reconstruct(records, columns, other)
-        engine, found = (other, ahead) if ahead.misfits < found.misfits else (engine, found)
-    return _compare(engine, records, found, settings.assumed)
+        engine, schedule = (other, ahead) if ahead.misfits < schedule.misfits else (engine, schedule)
+    return _compare(engine, records, schedule, settings.assumed)
 
 
-def _compare(engine: EngineConfig, records: Sequence[Record], found: Reconstruction, assumed: dict[str, Any]) -> Audit:
-    judged = [pair for pair in zip(records, found.requests, strict=True) if pair[0].cached_tokens is not None]
-    differences = explain(engine, records, found)
+def _compare(engine: EngineConfig, records: Sequence[Record], run: Reconstruction, assumed: dict[str, Any]) -> Audit:
+    pairs = [pair for pair in zip(records, run.requests, strict=True) if pair[0].cached_tokens is not None]
+    differences = explain(engine, records, run)
     return Audit(
         engine=engine,
         assumed=assumed,
-        requests=len(judged),
-        exact=len(judged) - len(differences),
-        prompt_tokens=sum(record.prompt_tokens or 0 for record, _ in judged),
-        reported_tokens=sum(record.cached_tokens or 0 for record, _ in judged),
-        predicted_tokens=sum(_cached_tokens(request) or 0 for _, request in judged),
-        preemptions=found.preemptions,
-        evicted_blocks=found.evicted_blocks,
-        misplaced=found.misfits,
+        requests=len(pairs),
+        exact=len(pairs) - len(differences),
+        prompt_tokens=sum(record.prompt_tokens or 0 for record, _ in pairs),
+        reported_tokens=sum(record.cached_tokens or 0 for record, _ in pairs),
+        predicted_tokens=sum(_cached_tokens(request) or 0 for _, request in pairs),
+        preemptions=run.preemptions,
+        evicted_blocks=run.evicted_blocks,
+        misplaced=run.misfits,
         differences=differences,
     )
 
@@ -130,44 +130,40 @@ def describe(audit: Audit, path: Path) -> str:
 
 
 def _difference_lines(differences: Sequence[Difference]) -> list[str]:
-    """Return a table of the first differences, and the causes of the others; nothing if there are none."""
     if not differences:
         return []
     rows = [
-        [one.request_id[:32], f"{one.reported:,}", f"{one.predicted or 0:,}", one.cause] for one in differences[:_SHOWN]
+        [row.request_id[:32], f"{row.reported:,}", f"{row.predicted or 0:,}", row.cause] for row in differences[:_SHOWN]
     ]
-    more = Counter(one.cause for one in differences[_SHOWN:])
+    more = Counter(row.cause for row in differences[_SHOWN:])
     return [
         *table_lines(["request", "reported", "rules", "cause"], rows, "<>><"),
         *(f"and {count} more: {cause}" for cause, count in more.most_common()),
     ]
 
 
-def explain(engine: EngineConfig, records: Sequence[Record], found: Reconstruction) -> list[Difference]:
-    """Return the requests that differ, by admission, with causes; requests never admitted come last."""
+def explain(engine: EngineConfig, records: Sequence[Record], run: Reconstruction) -> list[Difference]:
+    """Return requests whose cached tokens differ, in admission order, with causes; never admitted requests are last."""
     differences = []
-    for request in sorted(found.requests, key=lambda one: inf if isnan(one.admitted_ms) else one.admitted_ms):
+    for request in sorted(run.requests, key=lambda request: inf if isnan(request.admitted_ms) else request.admitted_ms):
         reported, predicted = records[request.index].cached_tokens, _cached_tokens(request)
         if reported is None or reported == predicted:
             continue
-        cause = _beyond_the_trace(request, reported, found, engine.block_size)
-        cause = cause or _off_schedule(request, found.steps_off[request.index]) or "unexplained"
+        cause = _beyond_the_trace(request, reported, run, engine.block_size)
+        cause = cause or _off_schedule(request, run.steps_off[request.index]) or "unexplained"
         differences.append(Difference(request.request_id, reported, predicted, int(request.preemptions), cause))
     return differences
 
 
 def _cached_tokens(request: SimulatedRequest) -> int | None:
-    """Tokens that the request hit at its admission; None: it was never admitted."""
     return None if request.cached_tokens < 0 else int(request.cached_tokens)
 
 
 def _keys(request: SimulatedRequest) -> list[int]:
-    """Known keys of the blocks that the request fills."""
     return list(request.keys[request.first_key : request.first_key + request.num_keys])
 
 
-def _beyond_the_trace(request: SimulatedRequest, reported: int, found: Reconstruction, block_size: int) -> str | None:
-    """Causes outside the trace: no order can explain them."""
+def _beyond_the_trace(request: SimulatedRequest, reported: int, run: Reconstruction, block_size: int) -> str | None:
     if not request.has_arrived:
         return "ended before it was served" if request.is_as_recorded else "never served under these settings"
     if reported % block_size:
@@ -178,7 +174,7 @@ def _beyond_the_trace(request: SimulatedRequest, reported: int, found: Reconstru
     if blocks > request.num_keys:
         return "reported reaches beyond the hashes that the trace has of it"
     last = _keys(request)[blocks - 1]
-    if not any(last in _keys(other) for other in found.requests if other is not request):
+    if not any(last in _keys(other) for other in run.requests if other is not request):
         return "cached before the capture, or part of an output whose ids are unknown"
     return None
 

@@ -1,8 +1,8 @@
-"""An engine's schedule out of a capture of it: the scheduler's own rules, kept to the times at which tokens were seen.
+"""Schedule of a captured engine: the scheduler's rules, fitted to the times at which tokens were read.
 
-Every step that samples ends when its tokens were seen, and a request was admitted in the step that makes its first
-token come out when it did; so no model of latency is needed. A step without a token (a chunk of a prompt with no
-request decoding) is laid in between by its share of the tokens. Reported cached tokens are not looked at.
+A step that samples ends when its tokens were read. A request is admitted in the step that gives its first token its
+measured time, so no latency model is needed. The end of a step without a token (a prefill chunk while no request
+decodes) is interpolated by its share of the prompt tokens. Reported cached tokens are ignored.
 """
 
 import math
@@ -14,7 +14,7 @@ from statistics import median
 from measure.cache.vectors import floats
 from sim.engine.columns import RequestColumns
 from sim.engine.simulation import make_scheduler
-from sim.fit.schedule import UNSEEN_MS, CapturedStep, Reconstruction, SeenTimes, StepAhead
+from sim.fit.schedule import UNSEEN_MS, CapturedStep, Reconstruction, StepAhead, TokenTimes
 from sim.latency.stepcost import NUM_STEP_TERMS, NUM_TERMS, StepCost
 from sim.vllm.config import EngineConfig
 from sim.vllm.kvcache import SingleGroupCache
@@ -24,14 +24,14 @@ from tracefile.records.schema import Record
 
 MOST_ROUNDS = 8
 PATIENCE = 2
-"""Rounds in a row that make nothing better before it is left as it is."""
+"""Rounds without fewer misfits after which the search stops."""
 
 
 class CapturedSchedule:
-    """A run over the requests of ``columns``, which must not wait for each other. ``records``: theirs.
+    """Scheduler run over the requests of ``columns``, which must not wait for each other; ``records``: their records.
 
-    ``shifted``: by place, steps by which a request is admitted later than its first token says (negative: sooner, if it
-    had arrived by then), to correct the estimate. ``cache``: a KV cache with hits of its own.
+    ``shifted``: by request index, scheduler steps by which admission is later than the first token implies (negative:
+    earlier, not before arrival). ``cache``: a KV cache that replaces the engine's.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class CapturedSchedule:
         self._cost = StepCost([0.0] * NUM_TERMS)
         self._steps = (Step(), Step())
         self._requests = columns.make(floats([1.0] * len(records)))
-        self._seen = SeenTimes(records, self._requests)
-        self._left = dict(shifted or {})
+        self._token_times = TokenTimes(records, self._requests)
+        self._remaining_shifts = dict(shifted or {})
         self._now_ms = -math.inf
         self._planned_ms = -math.inf
         self._step_ends_ms: list[float] = []
@@ -58,8 +58,8 @@ class CapturedSchedule:
         self._composed: deque[tuple[list[tuple[int, int]], int | None]] = deque()
         self._first_step: dict[int, int] = {}
         self._preemptions = 0
-        self._pending = self._in_line()
-        self._leaving = sorted(range(len(records)), key=lambda place: -self._seen.left_ms[place])
+        self._pending = self._fcfs_order()
+        self._aborts = sorted(range(len(records)), key=lambda index: -self._token_times.abort_ms[index])
 
     def run(self) -> Reconstruction:
         composed: Step | None = None
@@ -75,29 +75,29 @@ class CapturedSchedule:
             self._finish(step, end_ms)
         return Reconstruction(
             self._requests,
-            [self._steps_off(place) for place in range(len(self._requests))],
+            [self._steps_off(index) for index in range(len(self._requests))],
             len(self._step_ends_ms),
             self._preemptions,
             self.scheduler.cache.evicted_blocks(),
             self._timeline,
         )
 
-    def _in_line(self) -> list[int]:
-        """Places of requests that the engine got, last admitted first: FCFS; without a seen token, by arrival."""
-        steps = self._seen.first_steps()
+    def _fcfs_order(self) -> list[int]:
+        """Return request indexes in reverse admission order (FCFS); without a token, by arrival."""
+        steps = self._token_times.first_steps()
         requests = self._requests
-        order = sorted(range(len(requests)), key=lambda place: requests[place].arrival_ms)
+        order = sorted(range(len(requests)), key=lambda index: requests[index].arrival_ms)
         ranks, latest = {}, -1
-        for place in order:
-            latest = max(latest, steps.get(place, latest))
-            ranks[place] = steps.get(place, latest)
-        runs = [place for place in order if not requests[place].is_as_recorded]
-        return sorted(runs, key=lambda place: ranks[place])[::-1]
+        for index in order:
+            latest = max(latest, steps.get(index, latest))
+            ranks[index] = steps.get(index, latest)
+        runs = [index for index in order if not requests[index].is_as_recorded]
+        return sorted(runs, key=lambda index: ranks[index])[::-1]
 
     def _compose(self, step: Step, *, is_idle: bool) -> Step | None:
-        while self._leaving and self._seen.left_ms[self._leaving[-1]] <= self._now_ms:
-            self._leave(self._leaving.pop())
-        self._enter()
+        while self._aborts and self._token_times.abort_ms[self._aborts[-1]] <= self._now_ms:
+            self._abort(self._aborts.pop())
+        self._admit_due()
         if not self.scheduler.has_work():
             return None
         schedule = self.scheduler.schedule_when_idle if is_idle else self.scheduler.schedule
@@ -136,55 +136,59 @@ class CapturedSchedule:
         self._step_ends_ms.append(self._now_ms)
         self.scheduler.finish_step(step)
 
-    def _steps_off(self, place: int) -> int:
-        step, first_ms = self._first_step.get(place), self._seen.first_ms[place]
-        if step is None or first_ms == UNSEEN_MS or abs(self._step_ends_ms[step] - first_ms) <= self._seen.slack_ms:
+    def _steps_off(self, index: int) -> int:
+        step, first_ms = self._first_step.get(index), self._token_times.first_ms[index]
+        if (
+            step is None
+            or first_ms == UNSEEN_MS
+            or abs(self._step_ends_ms[step] - first_ms) <= self._token_times.slack_ms
+        ):
             return 0
         after = bisect_left(self._step_ends_ms, first_ms)
         around = [near for near in (after - 1, after) if 0 <= near < len(self._step_ends_ms)]
         return min(around, key=lambda near: abs(self._step_ends_ms[near] - first_ms)) - step
 
     def _wait(self) -> bool:
-        """Let the next request arrive, with nothing to compute; False if none will."""
+        """Advance the idle scheduler to the next arrival; False if there is none."""
         if not self._pending:
             return False
-        place = self._pending.pop()
-        arrival_ms = self._requests[place].arrival_ms
-        if self._add(place) and arrival_ms >= self._now_ms:
-            self._opener = place
+        index = self._pending.pop()
+        arrival_ms = self._requests[index].arrival_ms
+        if self._add(index) and arrival_ms >= self._now_ms:
+            self._opener = index
         self._now_ms = self._planned_ms = max(self._now_ms, arrival_ms)
         return True
 
-    def _leave(self, place: int) -> None:
-        if place in self._pending:
-            self._pending.remove(place)
-        if self._requests[place].has_arrived:
-            self.scheduler.abort(self._requests[place])
+    def _abort(self, index: int) -> None:
+        if index in self._pending:
+            self._pending.remove(index)
+        if self._requests[index].has_arrived:
+            self.scheduler.abort(self._requests[index])
 
-    def _add(self, place: int) -> bool:
-        request = self._requests[place]
+    def _add(self, index: int) -> bool:
+        request = self._requests[index]
         request.has_arrived = self.scheduler.accepts(request)
         if request.has_arrived:
             self.scheduler.add(request)
         return request.has_arrived
 
-    def _enter(self) -> None:
-        ahead = self._share_out()
+    def _admit_due(self) -> None:
+        ahead = self._step_ahead()
         seats = self.config.max_num_seqs - len(self.scheduler.running) - len(self.scheduler.waiting)
         while self._pending and ahead.budget > 0 and seats > 0:
-            place = self._pending[-1]
-            if self._is_to_come(place, ahead):
+            index = self._pending[-1]
+            if self._arrives_later(index, ahead):
                 break
-            request = self._requests[place]
+            request = self._requests[index]
             depth = self._hit_tokens(request, ahead)
-            if not self._is_due(place, request.prompt_tokens - depth, ahead):
+            if not self._is_due(index, request.prompt_tokens - depth, ahead):
                 break
             self._pending.pop()
-            if self._add(place):
+            if self._add(index):
                 ahead.add(request, 0, depth, request.prompt_tokens - depth)
                 seats -= 1
 
-    def _share_out(self) -> StepAhead:
+    def _step_ahead(self) -> StepAhead:
         scheduler = self.scheduler
         ahead = StepAhead(self.config.max_num_batched_tokens, self.config.block_size)
         for request in scheduler.running:
@@ -196,7 +200,7 @@ class CapturedSchedule:
         return ahead
 
     def _hit_tokens(self, request: Request, ahead: StepAhead) -> int:
-        """Prompt tokens that are cached, or will be by an earlier request of the step."""
+        """Return the prefix hit in tokens, with blocks that an earlier request of the step fills."""
         size = self.config.block_size
         hits = self.scheduler.cache.look_up(request) // size
         most = min((request.num_tokens - 1) // size, request.hit_limit, request.num_keys)
@@ -204,49 +208,50 @@ class CapturedSchedule:
             hits += 1
         return hits * size
 
-    def _is_to_come(self, place: int, ahead: StepAhead) -> bool:
-        """True if a request arrives after the step ``ahead``: it is not due, however many tokens it would hit."""
-        arrival_ms, later = self._requests[place].arrival_ms, self._left.get(place, 0)
+    def _arrives_later(self, index: int, ahead: StepAhead) -> bool:
+        """Return if a request arrives after step ``ahead`` and cannot be scheduled in the step."""
+        arrival_ms, later = self._requests[index].arrival_ms, self._remaining_shifts.get(index, 0)
         if arrival_ms <= self._now_ms or later < 0:
             return False
-        ends_ms = self._seen.ends_ms(ahead.sampling, -later)
+        ends_ms = self._token_times.ends_ms(ahead.sampling, -later)
         return not ends_ms or arrival_ms >= median(ends_ms)
 
-    def _is_due(self, place: int, tokens: int, ahead: StepAhead) -> bool:
-        """True if a request with ``tokens`` to compute is in the step ``ahead``: its first token comes no sooner."""
-        arrival_ms, first_ms = self._requests[place].arrival_ms, self._seen.first_ms[place]
+    def _is_due(self, index: int, tokens: int, ahead: StepAhead) -> bool:
+        """Return if a request with ``tokens`` to prefill is in step ``ahead``, by the time of its first token."""
+        arrival_ms, first_ms = self._requests[index].arrival_ms, self._token_times.first_ms[index]
         most = max(1, self.config.max_num_batched_tokens - len(ahead.sampling))
         more = -(-(tokens - ahead.budget) // most)
-        later = self._left.get(place, 0)
-        ends_ms = self._seen.ends_ms(ahead.sampling, more - later) if first_ms < UNSEEN_MS else []
+        later = self._remaining_shifts.get(index, 0)
+        ends_ms = self._token_times.ends_ms(ahead.sampling, more - later) if first_ms < UNSEEN_MS else []
         if not ends_ms:
-            # No request decodes for so long: steps without a token lie between, and their ends are only nearly known.
-            return self._came(place, later)
+            # No request decodes for so long: steps without a token lie between, with approximate ends.
+            return self._has_arrived(index, later)
         end_ms = median(ends_ms)
-        nexts_ms = [next_ms for next_ms in self._seen.ends_ms(ahead.sampling, more - later + 1) if next_ms > end_ms]
-        until_ms = (end_ms + min(nexts_ms)) / 2.0 if nexts_ms else end_ms + self._seen.slack_ms
+        nexts_ms = [
+            next_ms for next_ms in self._token_times.ends_ms(ahead.sampling, more - later + 1) if next_ms > end_ms
+        ]
+        until_ms = (end_ms + min(nexts_ms)) / 2.0 if nexts_ms else end_ms + self._token_times.slack_ms
         came = arrival_ms <= self._now_ms or (arrival_ms < end_ms and (not more or later < 0))
         return came and first_ms <= until_ms
 
-    def _came(self, place: int, later: int) -> bool:
-        """True if a request had arrived; a later shift counts down first."""
+    def _has_arrived(self, index: int, later: int) -> bool:
         if later < 0:
             return True
-        came = self._requests[place].arrival_ms <= self._now_ms
+        came = self._requests[index].arrival_ms <= self._now_ms
         if came and later > 0:
-            self._left[place] = later - 1
+            self._remaining_shifts[index] = later - 1
         return came and later == 0
 
     def _end_of(self, step: Step, sampling: Sequence[tuple[int, int]]) -> float:
-        """Time at which ``step`` ended: of its tokens; without any, by its share of the work before the next token."""
-        if ends_ms := self._seen.ends_ms(sampling):
+        """Return the end of ``step``: median of its tokens' times; without tokens, its share of the prefill."""
+        if ends_ms := self._token_times.ends_ms(sampling):
             return max(self._planned_ms, median(ends_ms))
         if sampling:
-            # Only of clients that had gone before they could see it.
-            left_ms = min(self._seen.left_ms[place] for place, _ in sampling)
-            return max(self._planned_ms, left_ms) if left_ms < math.inf else self._planned_ms
+            # All sampled requests were aborted before the client read the token.
+            abort_ms = min(self._token_times.abort_ms[index] for index, _ in sampling)
+            return max(self._planned_ms, abort_ms) if abort_ms < math.inf else self._planned_ms
         longest = max(step.shares[: step.count], key=lambda share: share.num_tokens)
-        request, first_ms = longest.request, self._seen.first_ms[longest.request.index]
+        request, first_ms = longest.request, self._token_times.first_ms[longest.request.index]
         if not self._planned_ms < first_ms < UNSEEN_MS:
             return self._planned_ms
         share = int(longest.num_tokens) / int(request.num_tokens - longest.depth)
@@ -254,7 +259,6 @@ class CapturedSchedule:
 
 
 def _sampling(step: Step) -> list[tuple[int, int]]:
-    """Places and tokens that a step samples, before the next step is composed."""
     return [
         (share.request.index, share.request.num_generated + share.request.placeholders - 1)
         for share in step.shares[: step.count]
@@ -268,21 +272,21 @@ def reconstruct(
     config: EngineConfig,
     make_cache: Callable[[], SingleGroupCache | None] = lambda: None,
 ) -> Reconstruction:
-    """Return the schedule that fits the capture best; ``make_cache``: a fresh KV cache per attempt, None: the engine's.
+    """Return the schedule that fits the capture best; ``make_cache``: new KV cache per attempt, None: the engine's.
 
-    A request whose first token is some steps off is admitted as much sooner or later, as long as that helps.
+    Requests whose first token is off by some scheduler steps are admitted as much earlier or later while that helps.
     """
     shifted: dict[int, int] = {}
     best: Reconstruction | None = None
     since_best = 0
     for _ in range(MOST_ROUNDS):
-        found = CapturedSchedule(records, columns, config, shifted, cache=make_cache()).run()
+        schedule = CapturedSchedule(records, columns, config, shifted, cache=make_cache()).run()
         since_best += 1
-        if best is None or found.misfits < best.misfits:
-            best, since_best = found, 0
-        if not found.misfits or since_best == PATIENCE:
+        if best is None or schedule.misfits < best.misfits:
+            best, since_best = schedule, 0
+        if not schedule.misfits or since_best == PATIENCE:
             break
-        for place, steps in enumerate(found.steps_off):
-            shifted[place] = shifted.get(place, 0) + steps
+        for index, steps in enumerate(schedule.steps_off):
+            shifted[index] = shifted.get(index, 0) + steps
     assert best is not None
     return best

@@ -1,4 +1,4 @@
-"""A fit: traces to the parameters of a model, with what they leave open drawn towards a default."""
+"""Fit of a latency model to traces; priors replace parameters that the traces do not identify."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from sim.fit.identification import (
     next_capture,
     require_enough,
 )
-from sim.fit.priors import DEFAULTS, Priors, drawn_towards_defaults
+from sim.fit.priors import DEFAULTS, Priors, default_priors
 from sim.fit.regression import bootstrap, estimate_noise
 from sim.fit.residuals import errors_in_sample
 from sim.fit.schedule import Reconstruction
@@ -51,12 +51,12 @@ from tracefile.records.schema import Meta, Record
 Loaded = Mapping[str, tuple[Meta, list[Record]]]
 """Traces by path."""
 DRAWS = 64
-"""Rows of the bootstrap that the model keeps."""
+"""Bootstrap draws stored in the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitConfig:
-    """Settings of a fit."""
+    """Settings of a latency model fit."""
 
     traces: tuple[Path, ...]
     output: Path
@@ -64,21 +64,21 @@ class FitConfig:
     bootstrap: int = 400
     seed: int = 0
     frontend: FrontendPlacement | None = None
-    """None: try all, keep the best."""
+    """None: fit all placements, choose the best."""
     extra_terms: tuple[str, ...] | None = None
-    """Terms beyond the default ones. None: those that predict captures which they were not fitted on."""
+    """Terms added to the default terms. None: terms that lower the error on held-out captures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A model and what its report needs."""
+    """Fitted latency model and its unidentified parameters."""
 
     model: Model
     unidentified: list[Unidentified]
 
 
 def fit_traces(config: FitConfig) -> Fitted:
-    """Fit traces, each given once; assumed settings are told on stderr. Raises InputError."""
+    """Fit a latency model to different traces; print assumed engine settings to stderr. Raises InputError."""
     loaded = {str(path): load_trace(path) for path in config.traces}
     sources: list[FitTrace] = []
     for path in config.traces:
@@ -87,8 +87,11 @@ def fit_traces(config: FitConfig) -> Fitted:
         sources.append(fit_trace(path, digest, records))
     settings = resolve_settings({path: meta for path, (meta, _) in loaded.items()}, config.overrides)
     if settings.assumed:
-        told = ", ".join(f"{name} = {value}" for name, value in settings.assumed.items())
-        print(f"sim calibrate: assumed, because no trace and no flag says: {told}", file=sys.stderr)
+        assumptions = ", ".join(f"{name} = {value}" for name, value in settings.assumed.items())
+        print(
+            f"sim calibrate: assumed engine settings (not in traces or flags): {assumptions}",
+            file=sys.stderr,
+        )
     solved = _solve(config, loaded, settings)
     metas = [meta for meta, _ in loaded.values()]
     return Fitted(_model_of(solved, config, settings, metas, sources), solved.unidentified)
@@ -96,11 +99,11 @@ def fit_traces(config: FitConfig) -> Fitted:
 
 @dataclass(frozen=True, slots=True)
 class _Solved:
-    """The chosen variant's parameters, with the assumptions where its captures leave some open."""
+    """Parameters of the chosen variant, after priors."""
 
     captures: list[Capture]
     fits: list[Fit]
-    """Of every variant, before assumptions."""
+    """Of all variants, before priors."""
     trials: list[Trial]
     best: Fit
     draws: FloatArray
@@ -120,16 +123,18 @@ def _solve(config: FitConfig, loaded: Loaded, settings: Settings) -> _Solved:
         for variant in counted(variants, "fit, shapes of engine tried")
     ]
     best, trials = choose(fits), list[Trial]()
-    own = schedules[best.variant.config.async_scheduling]
+    schedules_used = schedules[best.variant.config.async_scheduling]
     if config.extra_terms is None:
-        best, trials = with_chosen_terms(best, captures, own)
-    draws = bootstrap(best.seen, best.solution.weights, best.free, config.bootstrap, config.seed)
-    coverage = coverage_of(best.seen, best.forecast, best.variant.config.max_num_batched_tokens)
-    unidentified = find_unidentified(best.seen, best.free, best.parameters, draws, coverage)
-    assumed = drawn_towards_defaults([one.name for one in unidentified], best.parameters)
+        best, trials = with_chosen_terms(best, captures, schedules_used)
+    draws = bootstrap(best.observed, best.solution.weights, best.free, config.bootstrap, config.seed)
+    coverage = coverage_of(best.observed, best.forecast, best.variant.config.max_num_batched_tokens)
+    unidentified = find_unidentified(best.observed, best.free, best.parameters, draws, coverage)
+    assumed = default_priors([parameter.name for parameter in unidentified], best.parameters)
     if len(assumed.rows):
-        best = fit_variant(captures, own, best.variant, best.terms, assumed)
-        draws = bootstrap(best.seen, best.solution.weights, best.free, config.bootstrap, config.seed, assumed=assumed)
+        best = fit_variant(captures, schedules_used, best.variant, best.terms, assumed)
+        draws = bootstrap(
+            best.observed, best.solution.weights, best.free, config.bootstrap, config.seed, assumed=assumed
+        )
     return _Solved(captures, fits, trials, best, draws, coverage, unidentified, assumed)
 
 
@@ -137,13 +142,13 @@ def _model_of(
     solved: _Solved, config: FitConfig, settings: Settings, metas: Sequence[Meta], sources: Sequence[FitTrace]
 ) -> Model:
     best, unidentified = solved.best, solved.unidentified
-    drift = estimate_drift(best.seen, best.parameters)
+    drift = estimate_drift(best.observed, best.parameters)
     parameters = _parameters(best, solved.draws, drift_of_mean(drift, len(sources)))
     return Model(
         parameters=_with_notes(parameters, unidentified, solved.assumed),
         engine=best.variant.config,
         frontend_placement=best.variant.placement,
-        noise=estimate_noise(best.seen, best.parameters),
+        noise=estimate_noise(best.observed, best.parameters),
         draws=[[float(f"{value:.6g}") for value in row] for row in solved.draws[:DRAWS, best.free].tolist()],
         drift_log_sd=drift.log_sd,
         drift_freedom=drift.freedom,
@@ -155,29 +160,27 @@ def _model_of(
             "assumed_settings": settings.assumed,
             "bootstrap": {"rounds": config.bootstrap, "seed": config.seed, "by": "session", "level": 0.95},
             "coverage": asdict(solved.coverage),
-            "unidentified": [asdict(one) for one in unidentified],
+            "unidentified": [asdict(parameter) for parameter in unidentified],
             "next_capture": next_capture(best.variant.config) if unidentified else None,
         },
     )
 
 
 def _engine_of(metas: Sequence[Meta]) -> dict[str, str]:
-    """Return name and version of the engine, if the traces that tell them agree."""
-    told = [{name: value for name, value in engine_named(meta).items() if name != "model"} for meta in metas]
-    return told[0] if all(one == told[0] for one in told) else {}
+    engines = [{name: value for name, value in engine_named(meta).items() if name != "model"} for meta in metas]
+    return engines[0] if all(engine == engines[0] for engine in engines) else {}
 
 
 def _schedules(captures: Sequence[Capture], variants: Sequence[Variant]) -> dict[bool, list[Reconstruction]]:
-    """Schedules of every capture, composed ahead or not: they do not depend on the API server."""
+    """Return the reconstructed schedules by async scheduling; the API server placement does not matter."""
     configs = {variant.config.async_scheduling: variant.config for variant in variants}
-    found: dict[bool, list[Reconstruction]] = {ahead: [] for ahead in configs}
+    reconstructions: dict[bool, list[Reconstruction]] = {ahead: [] for ahead in configs}
     for ahead, capture in counted(list(product(configs, captures)), "fit, steps rebuilt"):
-        found[ahead].append(schedule_of(capture, configs[ahead]))
-    return found
+        reconstructions[ahead].append(schedule_of(capture, configs[ahead]))
+    return reconstructions
 
 
 def _variants(config: FitConfig, settings: Settings) -> list[Variant]:
-    """Shapes of engine that neither the traces nor the flags rule out."""
     placements = get_args(FrontendPlacement) if config.frontend is None else (config.frontend,)
     scheduling = (settings.config.async_scheduling,) if settings.scheduling_recorded else (False, True)
     return [
@@ -197,12 +200,11 @@ def _prepare(loaded: Loaded, variant: Variant) -> list[Capture]:
 
 
 def _uncached(captures: Sequence[Capture]) -> FloatArray:
-    """Uncached tokens of each request with a TTFT."""
     uncached = []
     for capture in captures:
-        is_seen = np.array([record.ttft_ms is not None for record in capture.records], bool)
+        has_ttft = np.array([record.ttft_ms is not None for record in capture.records], bool)
         tokens = capture.arrivals.prompt_tokens - np.array(capture.cached_tokens, np.int64)
-        uncached.append(tokens[capture.arrivals.runs & is_seen])
+        uncached.append(tokens[capture.arrivals.runs & has_ttft])
     return np.concatenate(uncached)
 
 
@@ -211,7 +213,7 @@ def _gaps(captures: Sequence[Capture]) -> int:
 
 
 def _hits_without_hashes(path: str, records: Sequence[Record]) -> bool:
-    """True if a trace reports cached tokens but has no block hashes. Raises InputError if it has neither."""
+    """Return if a trace reports cached tokens but no block hashes. Raises InputError if it has neither."""
     if any(record.block_hashes is not None for record in records):
         return False
     if all(record.cached_tokens is None for record in records):
@@ -220,13 +222,12 @@ def _hits_without_hashes(path: str, records: Sequence[Record]) -> bool:
 
 
 def _parameters(fit: Fit, draws: FloatArray, drift: float) -> dict[str, Parameter]:
-    """Parameters with the bootstrap's intervals, widened by the drift between the captures, a speed of all costs."""
     parameters = {}
-    for place in fit.free:
-        term = TERMS[place]
-        value, low, high = float(fit.parameters[place]), None, None
+    for column in fit.free:
+        term = TERMS[column]
+        value, low, high = float(fit.parameters[column]), None, None
         if len(draws):
-            ends = np.quantile(draws[:, place], INTERVAL)
+            ends = np.quantile(draws[:, column], INTERVAL)
             low, high = widened(value, float(ends[0]), float(ends[1]), drift)
         parameters[term.name] = Parameter(value=value, unit=term.unit, low=low, high=high)
     return parameters
@@ -235,26 +236,25 @@ def _parameters(fit: Fit, draws: FloatArray, drift: float) -> dict[str, Paramete
 def _with_notes(
     parameters: Mapping[str, Parameter], unidentified: Sequence[Unidentified], assumed: Priors
 ) -> dict[str, Parameter]:
-    """Mark parameters that the captures leave open, with the reason and the assumption in their place."""
-    drawn = {TERMS[int(np.argmax(row > 0.0))].name for row in assumed.rows}
-    found = dict(parameters)
-    for one in unidentified:
-        note = f"{one.why}; drawn towards {DEFAULTS.get(one.name, 0)}" if one.name in drawn else one.why
-        found[one.name] = msgspec.structs.replace(found[one.name], identified=False, note=note)
-    return found
+    default_names = {TERMS[int(np.argmax(row > 0.0))].name for row in assumed.rows}
+    annotated = dict(parameters)
+    for item in unidentified:
+        note = f"{item.why}; drawn towards {DEFAULTS.get(item.name, 0)}" if item.name in default_names else item.why
+        annotated[item.name] = msgspec.structs.replace(annotated[item.name], identified=False, note=note)
+    return annotated
 
 
 def _diagnostics(
     best: Fit, fits: Sequence[Fit], trials: Sequence[Trial], captures: Sequence[Capture]
 ) -> dict[str, Any]:
-    seen, requests = best.seen, best.forecast
+    observed, requests = best.observed, best.forecast
     return {
         "requests": int((~requests.censored).sum()),
         "censored": int(requests.censored.sum()),
         "gaps": _gaps(captures),
-        "intervals": {"prefill": int(seen.is_prefill.sum()), "decode": int((~seen.is_prefill).sum())},
+        "intervals": {"prefill": int(observed.is_prefill.sum()), "decode": int((~observed.is_prefill).sum())},
         "misfits": best.misfits,
-        "sessions": len(np.unique(seen.session)),
+        "sessions": len(np.unique(observed.session)),
         "loss": round(best.loss, 6),
         "condition_number": round(best.solution.condition, 1),
         "prefill_relative_scale": round(best.solution.prefill_scale, 6),
@@ -268,5 +268,7 @@ def _diagnostics(
 
 
 def _mean_agreement(captures: Sequence[Capture]) -> float | None:
-    told = [(capture.agreement, len(capture.records)) for capture in captures if capture.agreement is not None]
-    return round(sum(share * count for share, count in told) / sum(count for _, count in told), 4) if told else None
+    shares = [(capture.agreement, len(capture.records)) for capture in captures if capture.agreement is not None]
+    return (
+        round(sum(share * count for share, count in shares) / sum(count for _, count in shares), 4) if shares else None
+    )

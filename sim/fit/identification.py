@@ -1,4 +1,4 @@
-"""Identification: parameters that the captures determine, parameters left open, and the capture that settles them."""
+"""Identification: parameters that captures determine, open parameters, and the capture that identifies them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,41 +14,41 @@ from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
 
 _WIDE = 4
-"""Sizes that differ by less are all about one size."""
+"""Smallest ratio of sizes that identifies a slope."""
 _SOME = 5
 _SEVERAL_STEPS = 2
-"""So many steps' tokens a cold prompt should have at least, so that depth shows."""
+"""Prefill steps of the longest cold prompt that attention cost needs."""
 LEAST_INTERVALS = 20
 _LOOSE = 0.05
 """An interval wider than its parameter's value leaves that open, unless the captures range as far as is useful and it
 moves the most affected tenth of their intervals by no more than this."""
 _SAME = 1e-6
-"""Columns of which some combination is nearly nothing, against 1 for each by itself, are counts of the same things."""
+"""Largest eigenvalue of a combination of unit columns that counts as linear dependence."""
 _MEMBER = 0.1
-"""Share in such a combination of those that are told about."""
+"""Smallest weight of a reported column in the combination."""
 _STEPS_DEEP = 5
-"""How many steps' tokens the longest prompt of the next capture has, where the engine takes such."""
+"""Prefill steps of the longest prompt in the next capture, if the engine accepts it."""
 _PARALLEL = 16
 _ALLOWED = "the captures allow anything from"
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Ranges that captures cover; in tokens where no unit is said."""
+    """Ranges of prefill and decode work that captures cover; in tokens unless stated."""
 
     step_tokens: int
     shortest_cold: int
     """Uncached tokens of a request with a TTFT."""
     longest_cold: int
     longest_warm: int
-    """The longest prompt of which most was cached; 0: none was."""
+    """Longest prompt with a prefix hit of more than half; 0: none."""
     answers_at_once: int
     """Most requests that decoded in one step."""
     shallowest_answer: int
-    """Fewest tokens behind an output while it was generated, as the mean over the outputs at once."""
+    """Fewest KV tokens per decoding request, as a mean over the batch."""
     deepest_answer: int
     idle_arrivals: int
-    """Requests that came to an idle engine and whose first token was seen."""
+    """Requests with a TTFT that arrived at an idle engine."""
 
     def __str__(self) -> str:
         warm = f"warm ones of up to {self.longest_warm:,}" if self.longest_warm else "none warm"
@@ -59,22 +59,22 @@ class Coverage:
         )
 
 
-def coverage_of(seen: Observations, requests: Requests, step_tokens: int) -> Coverage:
-    """Return the ranges of the captures; a range goes as far as some requests or intervals reach, not one alone."""
+def coverage_of(observed: Observations, requests: Requests, step_tokens: int) -> Coverage:
+    """Return the ranges of prompts, decode batches and KV depth; several requests or intervals reach each end."""
     uncached = requests.uncached_tokens
     warm = requests.prompt_tokens[uncached < requests.prompt_tokens / 2]
-    decoding = ~seen.is_prefill & (seen.counts[:, DECODES] > 0.0)
-    counts = seen.counts[decoding]
+    decoding = ~observed.is_prefill & (observed.counts[:, DECODES] > 0.0)
+    counts = observed.counts[decoding]
     depths = (counts[:, KV_TOKENS] + counts[:, REPEATED_KV_TOKENS]) / counts[:, DECODES]
     return Coverage(
         step_tokens=step_tokens,
         shortest_cold=_quantile(uncached, 0.02),
         longest_cold=_reached(uncached, _SOME),
         longest_warm=_reached(warm, _SOME),
-        answers_at_once=_reached(counts[:, DECODES] / seen.steps[decoding], LEAST_INTERVALS),
+        answers_at_once=_reached(counts[:, DECODES] / observed.steps[decoding], LEAST_INTERVALS),
         shallowest_answer=_quantile(depths, 0.02),
         deepest_answer=_reached(depths, LEAST_INTERVALS),
-        idle_arrivals=int(seen.opens.sum()),
+        idle_arrivals=int(observed.opens.sum()),
     )
 
 
@@ -83,55 +83,56 @@ def _quantile(values: FloatArray, level: float) -> int:
 
 
 def _reached(values: FloatArray, count: int) -> int:
-    """Return the value that ``count`` of ``values`` reach; of fewer, the least."""
     return round(float(np.sort(values)[-min(count, len(values))])) if len(values) else 0
 
 
-def lack(name: str, held: Coverage) -> str | None:
-    """Return in words the range that parameter ``name`` lacks; None: no known range is missing."""
-    no_warm = f"the longest warm prompt has {held.longest_warm:,} tokens" if held.longest_warm else "no prompt was warm"
-    no_warm_prompts = held.longest_warm < held.step_tokens, no_warm
+def lack(name: str, reach: Coverage) -> str | None:
+    """Return the range of prompts, decodes or arrivals that parameter ``name`` lacks; None: no known gap."""
+    no_warm = (
+        f"the longest warm prompt has {reach.longest_warm:,} tokens" if reach.longest_warm else "no prompt was warm"
+    )
+    no_warm_prompts = reach.longest_warm < reach.step_tokens, no_warm
     lacks = {
         "per_prefill_token_ms": (
-            held.longest_cold < _WIDE * max(held.shortest_cold, 1),
-            f"cold prompts are all of {held.shortest_cold:,} to {held.longest_cold:,} tokens",
+            reach.longest_cold < _WIDE * max(reach.shortest_cold, 1),
+            f"cold prompts are all of {reach.shortest_cold:,} to {reach.longest_cold:,} tokens",
         ),
         "per_attention_token2_ms": (
-            held.longest_cold < _SEVERAL_STEPS * held.step_tokens,
-            f"no cold prompt is longer than {held.longest_cold:,} tokens, and a step takes {held.step_tokens:,}",
+            reach.longest_cold < _SEVERAL_STEPS * reach.step_tokens,
+            f"no cold prompt is longer than {reach.longest_cold:,} tokens, and a step takes {reach.step_tokens:,}",
         ),
         "per_decode_ms": (
-            held.answers_at_once < _WIDE,
-            f"never more than {held.answers_at_once} outputs were generated at once",
+            reach.answers_at_once < _WIDE,
+            f"never more than {reach.answers_at_once} outputs were generated at once",
         ),
         "per_kv_token_ms": (
-            held.deepest_answer < max(_WIDE * held.shallowest_answer, held.step_tokens),
-            f"outputs had {held.shallowest_answer:,} to {held.deepest_answer:,} tokens behind them",
+            reach.deepest_answer < max(_WIDE * reach.shallowest_answer, reach.step_tokens),
+            f"outputs had {reach.shallowest_answer:,} to {reach.deepest_answer:,} tokens behind them",
         ),
         "frontend_base_ms": (
-            held.idle_arrivals < _SOME,
-            f"requests that came to an idle engine: {held.idle_arrivals}",
+            reach.idle_arrivals < _SOME,
+            f"requests that came to an idle engine: {reach.idle_arrivals}",
         ),
         "frontend_ms_per_prompt_token": no_warm_prompts,
         "delivery_ms_per_prompt_token": no_warm_prompts,
     }
-    lacking, said = lacks.get(name, (False, ""))
-    return said if lacking else None
+    is_missing, reason = lacks.get(name, (False, ""))
+    return reason if is_missing else None
 
 
 @dataclass(frozen=True, slots=True)
 class Unidentified:
-    """A parameter that the captures leave open."""
+    """Parameter that the captures do not identify."""
 
     name: str
     why: str
     capture: str
     range_missing: bool = True
-    """False: the captures have a range that is known to suffice, so that noise hides the parameter."""
+    """False: the range suffices, but noise hides the parameter."""
 
 
 def require_enough(uncached_tokens: FloatArray, gaps: int) -> None:
-    """Raise InputError that names the capture to make; ``uncached_tokens``: of each request with a TTFT."""
+    """Raise InputError with the missing capture; ``uncached_tokens``: to prefill, per request with a TTFT."""
     ttfts = len(uncached_tokens)
     if ttfts < LEAST_INTERVALS:
         raise InputError(
@@ -153,59 +154,60 @@ def require_enough(uncached_tokens: FloatArray, gaps: int) -> None:
 
 
 def find_unidentified(
-    seen: Observations, free: list[int], parameters: FloatArray, draws: FloatArray, coverage: Coverage
+    observed: Observations, free: list[int], parameters: FloatArray, draws: FloatArray, coverage: Coverage
 ) -> list[Unidentified]:
-    """Return parameters of ``free`` that do not enter, or whose bootstrap ``draws`` (rounds, terms) spread too wide."""
-    found, twins = [], confounded(seen, free)
+    """Return parameters of ``free`` without effect, or with wide bootstrap ``draws`` (rounds, terms)."""
+    unidentified, twins = [], confounded(observed, free)
     for column in free:
         name = TERMS[column].name
-        lacking = lack(name, coverage)
-        why = _open(seen, column, parameters, draws, matters=lacking is not None)
+        missing = lack(name, coverage)
+        why = _open(observed, column, parameters, draws, matters=missing is not None)
         if column in twins:
             why = f"only its sum with {' and '.join(TERMS[other].name for other in twins[column])} shows"
         if why is not None:
-            found.append(_unidentified(column, why, lacking))
-    return found
+            unidentified.append(_unidentified(column, why, missing))
+    return unidentified
 
 
-def _unidentified(column: int, why: str, lacking: str | None) -> Unidentified:
+def _unidentified(column: int, why: str, missing: str | None) -> Unidentified:
     name, capture = TERMS[column].name, TERMS[column].capture
-    said = why if lacking is None else f"{lacking}; {why}"
-    return Unidentified(name, said, capture, lacking is not None or not why.startswith(_ALLOWED))
+    reason = why if missing is None else f"{missing}; {why}"
+    return Unidentified(name, reason, capture, missing is not None or not why.startswith(_ALLOWED))
 
 
-def confounded(seen: Observations, free: list[int]) -> dict[int, list[int]]:
-    """Return terms whose counts are the same combination of other terms' in every interval, with these others."""
-    counts = seen.counts[:, free] / np.maximum(seen.seen_ms, 1e-6)[:, None]
+def confounded(observed: Observations, free: list[int]) -> dict[int, list[int]]:
+    """Return terms whose counts are a linear combination of other terms in all intervals, with the other terms."""
+    counts = observed.counts[:, free] / np.maximum(observed.measured_ms, 1e-6)[:, None]
     size = np.sqrt((counts**2).sum(axis=0))
     live = np.flatnonzero(size > 0.0)
     unit = counts[:, live] / size[live]
     values, vectors = np.linalg.eigh(unit.T @ unit)
     twins: dict[int, list[int]] = {}
     for vector in vectors.T[values < _SAME]:
-        members = [free[live[place]] for place in np.flatnonzero(np.abs(vector) > _MEMBER)]
-        for one in members:
-            twins[one] = sorted({*twins.get(one, []), *members} - {one})
+        members = [free[live[index]] for index in np.flatnonzero(np.abs(vector) > _MEMBER)]
+        for member in members:
+            twins[member] = sorted({*twins.get(member, []), *members} - {member})
     return twins
 
 
-def _open(seen: Observations, column: int, parameters: FloatArray, draws: FloatArray, *, matters: bool) -> str | None:
-    """Reason why a parameter is open; None: it is not, or it does not matter in these captures."""
-    counts = seen.counts[:, column]
+def _open(
+    observed: Observations, column: int, parameters: FloatArray, draws: FloatArray, *, matters: bool
+) -> str | None:
+    counts = observed.counts[:, column]
     if not counts.any():
         return "nothing in the captures depends on it"
     if not len(draws):
         return None
     low, high = np.quantile(draws[:, column], [0.025, 0.975])
-    share = counts / np.maximum(seen.counts @ parameters, 1e-6)
-    reach = max(float(np.quantile(share[rows], 0.9)) for rows in (counts >= 0.0, seen.is_prefill) if rows.any())
+    share = counts / np.maximum(observed.counts @ parameters, 1e-6)
+    reach = max(float(np.quantile(share[rows], 0.9)) for rows in (counts >= 0.0, observed.is_prefill) if rows.any())
     if high - low <= parameters[column] or (not matters and (high - low) * reach <= _LOOSE):
         return None
     return f"{_ALLOWED} {low:.3g} to {high:.3g}"
 
 
 def next_capture(config: EngineConfig) -> str:
-    """Return the command of the capture that settles open parameters."""
+    """Return the ``loadgen`` command of the capture that identifies open parameters: prompt tokens and batch size."""
     longest = min(
         _STEPS_DEEP * config.max_num_batched_tokens,
         config.longest_request * 2 // 3,
@@ -219,13 +221,17 @@ def next_capture(config: EngineConfig) -> str:
     )
 
 
-def describe_open(unidentified: Sequence[Unidentified], command: str) -> Iterator[str]:
-    """Yield open parameters, and the capture that is missing."""
-    yield "Not identified by these captures:"
-    yield from (f"  {one.name}: {one.why}; capture {one.capture}" for one in unidentified)
-    if any(one.range_missing for one in unidentified):
-        yield "The missing capture, in some minutes, through a tap, on an engine that does nothing else:"
+def describe_open(unidentified: Sequence[Unidentified], command: str, *, reasons: bool = True) -> Iterator[str]:
+    """Yield parameters that no capture identifies, each with its reason if ``reasons``, and the command that captures
+    the missing load."""
+    if reasons:
+        yield "Not identified by these captures:"
+        yield from (f"  {parameter.name}: {parameter.why}; capture {parameter.capture}" for parameter in unidentified)
+    if any(parameter.range_missing for parameter in unidentified):
+        yield "next: capture the missing range, in some minutes, through a tap, on an otherwise idle engine:"
     else:
-        yield "The captures have the range, and noise hides the rest. One more, through a tap, on an idle machine:"
-    yield f"  {command}"
+        yield "next: the captures have the range, but too much noise; capture once more, on an idle machine:"
+    program, _, flags = command.partition(" --pattern ")
+    yield f"  {program} \\"
+    yield f"    --pattern {flags}"
     yield "with a --seed that no capture had; then fit all captures together."

@@ -1,6 +1,6 @@
-"""Pace of an engine: how long the steps of a capture took over what a model gives them. Any traffic tells it.
+"""Pace of an engine: measured step time of a capture over the latency model's step time, from any traffic.
 
-Neither queues, sessions nor noise are in it, only steps that the capture's schedule names.
+Only prefill and decode steps of the reconstructed schedule count: no queues, sessions or noise.
 """
 
 from dataclasses import asdict, dataclass
@@ -25,29 +25,28 @@ from tracefile.records.schema import Meta, Record
 
 FEWEST_INTERVALS = 100
 MOST_BLOCKS = 8
-"""Parts of a capture, in order of time, whose spread tells how well its pace is known, and how long it lasts."""
+"""Consecutive blocks of a capture, whose spread is the uncertainty of the pace."""
 _PER_BLOCK = FEWEST_INTERVALS // 2
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Time of a capture's steps over a model's, and how well it is known."""
+    """Measured over modelled step time of a capture, with uncertainty."""
 
     factor: float
     log_sd: float
-    """Standard deviation of log(factor) of another part of such traffic, soon after."""
+    """Standard deviation of log(factor) of a later block of such traffic."""
     freedom: int
-    """Its degrees of freedom."""
+    """Degrees of freedom of ``log_sd``."""
     intervals: int
 
     @property
     def reach(self) -> float:
-        """Error of log(``factor``) at the ends of a 95 % interval."""
         return drift_of_mean(Drift(self.log_sd, self.freedom), self.freedom + 1)
 
 
 def capture_steps(meta: Meta, records: list[Record], model: Model, path: str) -> Observations:
-    """Return the intervals of a capture, whose work ``model.costs`` prices."""
+    """Return the intervals of a capture, with prefill and decode work priced by ``model.costs``."""
     hashed = any(record.block_hashes is not None for record in records)
     arrivals = plan_arrivals(meta, records, model.engine.block_size, path=path, cold_prompts=not hashed)
     return priced_steps(prepare_capture(records, arrivals, model.engine, path), model)
@@ -55,22 +54,22 @@ def capture_steps(meta: Meta, records: list[Record], model: Model, path: str) ->
 
 def priced_steps(capture: Capture, model: Model) -> Observations:
     schedule = schedule_of(capture, model.engine)
-    seen = observe(capture.records, schedule, model.frontend_placement, model.costs)
-    return with_late_reads_joined(seen, seen.counts @ np.array(model.costs))
+    observed = observe(capture.records, schedule, model.frontend_placement, model.costs)
+    return with_late_reads_joined(observed, observed.counts @ np.array(model.costs))
 
 
-def measure_pace(seen: Observations, model: Model, path: str) -> Pace:
-    """Return the pace of ``capture_steps``. Raises InputError if they are too few."""
-    intervals = len(seen.seen_ms)
+def measure_pace(observed: Observations, model: Model, path: str) -> Pace:
+    """Return the pace of ``capture_steps``. Raises InputError for too few intervals between tokens."""
+    intervals = len(observed.measured_ms)
     if intervals < FEWEST_INTERVALS:
         raise InputError(
             f"{path}: {intervals} intervals between tokens; expected {FEWEST_INTERVALS} for a pace, of streamed outputs"
         )
     costs = np.array(model.costs)
     blocks = np.array_split(np.arange(intervals), min(MOST_BLOCKS, intervals // _PER_BLOCK))
-    spread = float(np.std([speed(seen, costs, block) for block in blocks], ddof=1))
+    spread = float(np.std([speed(observed, costs, block) for block in blocks], ddof=1))
     return Pace(
-        factor=float(np.exp(speed(seen, costs))),
+        factor=float(np.exp(speed(observed, costs))),
         log_sd=spread * sqrt(1 + 1 / len(blocks)),
         freedom=len(blocks) - 1,
         intervals=intervals,
@@ -78,10 +77,10 @@ def measure_pace(seen: Observations, model: Model, path: str) -> Pace:
 
 
 def with_pace(model: Model, pace: Pace) -> Model:
-    """Return the model at another pace: every cost times the factor; drift is what the pace leaves unknown."""
+    """Return the latency model at another pace: all costs times the factor; drift is the error of the pace."""
     return msgspec.structs.replace(
         model,
-        parameters={name: _paced(one, pace) for name, one in model.parameters.items()},
+        parameters={name: _paced(parameter, pace) for name, parameter in model.parameters.items()},
         draws=[[value * pace.factor for value in draw] for draw in model.draws],
         drift_log_sd=round(pace.log_sd, 6),
         drift_freedom=pace.freedom,
@@ -96,22 +95,22 @@ def _paced(parameter: Parameter, pace: Pace) -> Parameter:
 
 
 def paced_model(model: Model, path: Path) -> Model:
-    """Return ``model`` at the pace of the capture in ``path``, which may then not judge it. Raises InputError."""
+    """Return ``model`` at the pace of the capture in ``path``, which can then not validate it. Raises InputError."""
     meta, records = load_trace(path)
     pace = measure_pace(capture_steps(meta, records, model, str(path)), model, str(path))
     return msgspec.structs.replace(
         with_pace(model, pace),
         fitted_on=[*model.fitted_on, fit_trace(path, trace_digest(path), records)],
-        diagnostics={**model.diagnostics, "pace": {**asdict(pace), "said": describe_pace(pace, path.name, model)}},
+        diagnostics={**model.diagnostics, "pace": {**asdict(pace), "message": describe_pace(pace, path.name, model)}},
     )
 
 
 LEAST_DRIFT = log(1.05)
-"""Drift that is never reported: forecasts' bands are wider."""
+"""Largest drift that is not reported: forecast bands are wider."""
 
 
 def describe_pace(pace: Pace, name: str, model: Model) -> str:
-    """Return the pace with its 95 % interval, and if ``model`` still holds: its captures differ as much."""
+    """Return the pace with its 95 % interval, and whether the latency model still holds within its drift."""
     low, high = pace.factor * exp(-pace.reach), pace.factor * exp(pace.reach)
     reach = max(drift_reach(model), LEAST_DRIFT)
     verdict = "it holds" if pace.reach <= reach else "too uncertain to say"
@@ -125,6 +124,6 @@ def describe_pace(pace: Pace, name: str, model: Model) -> str:
 
 
 def drift_reach(model: Model) -> float:
-    """Return how far log(pace) may be from 0 by the drift between the model's captures, at the ends of 95 %."""
+    """Return the bound of |log(pace)| from the drift between the model's captures, at 95 %."""
     score = stdtrit(model.drift_freedom, INTERVAL[1]) if model.drift_freedom else ndtri(INTERVAL[1])
     return float(score) * model.drift_log_sd

@@ -1,6 +1,6 @@
-"""Priors on terms that captures leave open: defaults that they are drawn towards.
+"""Priors on the costs of prefill, decode and the API server that captures do not identify.
 
-A term that the captures identify is in no assumption, so its cost is theirs alone.
+An identified term has no prior: its cost depends on the captures alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from tracefile.records.arrays import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """Cost to expect of a term: ``ratio`` times that of ``of``; None: ``ratio`` itself."""
+    """Expected cost of a term: ``ratio`` times the cost of term ``of``; None: ``ratio``."""
 
     ratio: float
     of: str | None = None
@@ -36,10 +36,10 @@ have none: other defaults are multiples of theirs. Repeated KV reads are tied to
 
 @dataclass(frozen=True, slots=True)
 class Priors:
-    """Costs that a regression does not solve for alone; each of m rows has columns in the order of ``TERMS``."""
+    """Priors of a regression; each of m rows has columns in the order of ``TERMS``."""
 
     rows: FloatArray = field(default_factory=lambda: np.zeros((0, len(TERMS))))
-    """Each times the costs is expected to be its target; shape (m, terms)."""
+    """``rows @ costs`` is expected to be ``targets_ms``; shape (m, terms)."""
     targets_ms: FloatArray = field(default_factory=lambda: np.zeros(0))
     spreads_ms: FloatArray = field(default_factory=lambda: np.zeros(0))
     """Standard deviation from the target; positive."""
@@ -47,9 +47,9 @@ class Priors:
     def equations(
         self, free: list[int], sessions: int, scores: FloatArray | float = 0.0
     ) -> tuple[FloatArray, FloatArray]:
-        """Return what the defaults add to normal equations of the columns ``free``, each as one of ``sessions``.
+        """Return the priors' part of the normal equations of columns ``free``, each weighted as one of ``sessions``.
 
-        ``scores``: spreads by which the targets are off, as a bootstrap draws them.
+        ``scores``: errors of the targets in spreads, as a bootstrap draws them.
         """
         rows, weights = self.rows[:, free], 1.0 / (sessions * self.spreads_ms**2)
         targets_ms = self.targets_ms + scores * self.spreads_ms
@@ -59,20 +59,20 @@ class Priors:
 NO_ASSUMPTIONS = Priors()
 
 
-def drawn_towards_defaults(open_names: Sequence[str], parameters: FloatArray) -> Priors:
-    """Return the defaults of ``open_names``; ``parameters`` give a default its scale."""
+def default_priors(open_names: Sequence[str], parameters: FloatArray) -> Priors:
+    """Return the priors of ``open_names``; ``parameters`` give each default its scale."""
     rows, targets_ms, spreads_ms = [], [], []
     for name in open_names:
-        place, default = column(name), DEFAULTS.get(name, Default(0.0) if not TERMS[column(name)].default else None)
+        index, default = column(name), DEFAULTS.get(name, Default(0.0) if not TERMS[column(name)].default else None)
         if default is None:
             continue
         row = np.zeros(len(TERMS))
-        row[place] = 1.0
+        row[index] = 1.0
         expected_ms = default.ratio
         if default.of is not None:
             row[column(default.of)] = -default.ratio
             expected_ms *= float(parameters[column(default.of)])
-        spread_ms = expected_ms or float(parameters[place])
+        spread_ms = expected_ms or float(parameters[index])
         if spread_ms > 0.0:
             rows.append(row)
             targets_ms.append(0.0 if default.of is not None else expected_ms)

@@ -1,8 +1,8 @@
-"""Non-negative robust regression of intervals, with and without prefill, on their makeup; the noise that it leaves.
+"""Non-negative robust regression of prefill and decode intervals on their work, and the noise of the residuals.
 
-Residuals are relative: an interval of a second and one of ten milliseconds are both predicted to so many per cent,
-which is what forecasts are judged by, and long prefills keep their say. Each group has its own robust scale and half of
-the weight; pooled, thousands of decodes would outvote the prefills.
+Residuals are relative: intervals of 1 s and of 10 ms are predicted to the same percentage, by which forecasts are
+evaluated, and long prefills keep their weight. Prefill and decode intervals have their own robust scale and half of the
+weight each; pooled, thousands of decodes would outweigh the prefills.
 """
 
 from dataclasses import dataclass, replace
@@ -18,21 +18,20 @@ from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 from tracefile.records.extras import load_extra
 
 HUBER = 2.5
-"""Residuals beyond so many robust standard deviations count linearly. Wide, because a step's misfit is a signal."""
+"""Robust standard deviations beyond which residuals count linearly. Wide, because misfits of steps are signal."""
 _ROUNDS = 20
 _SMALL = 1e-6
 _RIDGE = 1e-10
 _TIE = 1e-6
-"""Weight of the assumption on repeated KV reads, as a share of what the captures tell of first ones: it decides where
-next to none was seen."""
+"""Weight of the prior on repeated KV reads, relative to first reads: decisive only for captures without repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """Parameters and the weights that they were found with."""
+    """Parameters and the regression weights of prefill and decode intervals."""
 
     parameters: FloatArray
-    """In the order of ``TERMS``; 0 for terms that were not asked for; shape (terms,)."""
+    """In the order of ``TERMS``; 0 for terms outside the fit; shape (terms,)."""
     weights: FloatArray
     prefill_scale: float
     """Robust standard deviation of the relative residuals of intervals with prefill."""
@@ -41,34 +40,34 @@ class Solution:
     """Condition number of the weighted, column-scaled normal equations: over 1e8, terms cannot be told apart."""
 
 
-def solve(seen: Observations, free: list[int], assumed: Priors = NO_ASSUMPTIONS) -> Solution:
-    """Iteratively reweighted least squares over the terms ``free``; weights are relative to the seen times at first."""
-    parameters: FloatArray = np.zeros(seen.counts.shape[1])
-    more, of_it = assumed.equations(free, num_sessions(seen))
-    weights, scales = robust_weights(seen, seen.seen_ms, seen.seen_ms)
+def solve(observed: Observations, free: list[int], assumed: Priors = NO_ASSUMPTIONS) -> Solution:
+    """Solve terms ``free`` by iteratively reweighted least squares; first weights are relative to measured times."""
+    parameters: FloatArray = np.zeros(observed.counts.shape[1])
+    more, of_it = assumed.equations(free, num_sessions(observed))
+    weights, scales = robust_weights(observed, observed.measured_ms, observed.measured_ms)
     for _ in range(_ROUNDS):
-        gram, moment = normal_equations(seen.counts[:, free], seen.seen_ms, weights)
+        gram, moment = normal_equations(observed.counts[:, free], observed.measured_ms, weights)
         gram, moment = gram + more, moment + of_it
         tie_repeated_reads(gram, free)
-        found = np.zeros_like(parameters)
-        found[free] = solve_normal(gram, moment)
-        change = np.abs((found - parameters) * seen.counts.max(axis=0, initial=0.0)).max(initial=0.0)
-        parameters = found
-        weights, scales = robust_weights(seen, seen.counts @ parameters, np.abs(seen.counts) @ parameters)
-        if change < _SMALL * seen.seen_ms.max(initial=0.0):
+        estimate = np.zeros_like(parameters)
+        estimate[free] = solve_normal(gram, moment)
+        change = np.abs((estimate - parameters) * observed.counts.max(axis=0, initial=0.0)).max(initial=0.0)
+        parameters = estimate
+        weights, scales = robust_weights(observed, observed.counts @ parameters, np.abs(observed.counts) @ parameters)
+        if change < _SMALL * observed.measured_ms.max(initial=0.0):
             break
     return Solution(parameters, weights, scales[0], scales[1], condition_number(gram))
 
 
 def robust_weights(
-    seen: Observations, predicted_ms: FloatArray, sizes_ms: FloatArray
+    observed: Observations, predicted_ms: FloatArray, sizes_ms: FloatArray
 ) -> tuple[FloatArray, tuple[float, float]]:
-    """Huber weights of squared absolute residuals (relative to ``sizes_ms``), and the two groups' scales."""
-    size = np.maximum(sizes_ms, 0.1 * seen.seen_ms)  # what predicts nothing must not weigh without bound
-    relative = (seen.seen_ms - predicted_ms) / size
+    """Return Huber weights of squared residuals relative to ``sizes_ms``, and the prefill and decode scales."""
+    size = np.maximum(sizes_ms, 0.1 * observed.measured_ms)  # bounds the weight where the prediction is near 0
+    relative = (observed.measured_ms - predicted_ms) / size
     weights = np.zeros(len(relative))
     scales = []
-    for group in (seen.is_prefill, ~seen.is_prefill):
+    for group in (observed.is_prefill, ~observed.is_prefill):
         spread = 1.4826 * float(np.median(np.abs(relative[group]))) if group.any() else 0.0
         spread = max(spread, 1e-6)
         huber = np.minimum(1.0, HUBER * spread / np.maximum(np.abs(relative[group]), 1e-300))
@@ -77,25 +76,25 @@ def robust_weights(
     return weights, (scales[0], scales[1])
 
 
-def normal_equations(counts: FloatArray, seen_ms: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """``counts``ᵀ W ``counts`` and ``counts``ᵀ W ``seen_ms``; shapes (k, k) and (k,)."""
+def normal_equations(counts: FloatArray, measured_ms: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return ``counts``ᵀ W ``counts`` and ``counts``ᵀ W ``measured_ms``; shapes (k, k) and (k,)."""
     weighted = counts * weights[:, None]
-    return counts.T @ weighted, weighted.T @ seen_ms
+    return counts.T @ weighted, weighted.T @ measured_ms
 
 
 def tie_repeated_reads(gram: FloatArray, free: list[int]) -> None:
-    """Add the assumption that a repeated KV read costs as much as a first one, so that it does where none was seen."""
+    """Add a prior that a repeated KV cache read costs as much as a first read, for captures without repeats."""
     if not {KV_TOKENS, REPEATED_KV_TOKENS} <= set(free):
         return
     first, again = free.index(KV_TOKENS), free.index(REPEATED_KV_TOKENS)
     weight = _TIE * gram[first, first]
-    for one, other, sign in ((first, first, 1), (again, again, 1), (first, again, -1), (again, first, -1)):
-        gram[one, other] += sign * weight
+    for row, column, sign in ((first, first, 1), (again, again, 1), (first, again, -1), (again, first, -1)):
+        gram[row, column] += sign * weight
 
 
 def solve_normal(gram: FloatArray, moment: FloatArray) -> FloatArray:
-    """The non-negative least-squares solution from its normal equations; shape (k,). Empty columns get 0."""
-    # Half of what a fit imports, and all of it by modules that only name one.
+    """Return the non-negative least-squares solution of normal equations; shape (k,). Empty columns get 0."""
+    # Half of the import time of a fit.
     linalg, nnls = load_extra("scipy.linalg"), load_extra("scipy.optimize").nnls
 
     scale = np.sqrt(np.diag(gram))
@@ -121,12 +120,12 @@ def condition_number(gram: FloatArray) -> float:
     return float(np.linalg.cond(gram / np.outer(scale, scale)))
 
 
-def num_sessions(seen: Observations) -> int:
-    return int(seen.session.max(initial=-1)) + 1
+def num_sessions(observed: Observations) -> int:
+    return int(observed.session.max(initial=-1)) + 1
 
 
 def bootstrap(
-    seen: Observations,
+    observed: Observations,
     weights: FloatArray,
     free: list[int],
     rounds: int,
@@ -134,38 +133,37 @@ def bootstrap(
     *,
     assumed: Priors = NO_ASSUMPTIONS,
 ) -> FloatArray:
-    """Parameters from resampled sessions; shape (rounds, terms). Counts and weights of the observations stay.
+    """Return parameters from resampled sessions; shape (rounds, terms). Token counts and weights are fixed.
 
-    Defaults are drawn with their spread.
+    Priors are drawn with their spread.
     """
-    sessions, counts = num_sessions(seen), seen.counts[:, free]
+    sessions, counts = num_sessions(observed), observed.counts[:, free]
     grams, moments = np.zeros((sessions, len(free), len(free))), np.zeros((sessions, len(free)))
-    order = np.argsort(seen.session, kind="stable")
-    bounds = np.searchsorted(seen.session[order], np.arange(sessions + 1))
+    order = np.argsort(observed.session, kind="stable")
+    bounds = np.searchsorted(observed.session[order], np.arange(sessions + 1))
     for session in range(sessions):
         rows = order[bounds[session] : bounds[session + 1]]
-        grams[session], moments[session] = normal_equations(counts[rows], seen.seen_ms[rows], weights[rows])
+        grams[session], moments[session] = normal_equations(counts[rows], observed.measured_ms[rows], weights[rows])
     random = np.random.default_rng(seed)
     draws = random.multinomial(sessions, np.full(sessions, 1.0 / sessions), size=rounds)
     scores = random.standard_normal((rounds, len(assumed.rows)))
-    found = np.zeros((rounds, seen.counts.shape[1]))
+    estimates = np.zeros((rounds, observed.counts.shape[1]))
     for row, times in enumerate(draws):
         more, of_it = assumed.equations(free, sessions, scores[row])
         gram, moment = np.tensordot(times, grams, axes=1) + more, times @ moments + of_it
         tie_repeated_reads(gram, free)
-        found[row, free] = solve_normal(gram, moment)
-    return found
+        estimates[row, free] = solve_normal(gram, moment)
+    return estimates
 
 
 _PER_KNOT = 25
 LEAST_OPENINGS = 20
 _SMALL_FRONT = 0.1
-"""Intervals with less of the API server's time than this tell of steps."""
+"""Largest API server share of an interval that measures steps."""
 LARGE_FRONT = 1.0 / 3.0
-"""Those with more tell of the API server."""
+"""Smallest share of an interval that measures the API server."""
 _FAR = 0.5
-"""A prefill that lacks more than this share of its time was not that quick: its tokens, or those of the step before,
-were read late, or its request was in another step than the reads say."""
+"""A prefill shorter than predicted by more than this share is a late read, or in another step than reconstructed."""
 _SAME_MS = 1e-6
 _LAGS = (1, 2, 3, 5, 8, 13, 21, 34, 55)
 _CORRELATIONS_MS = np.geomspace(20.0, 60_000.0, 33)
@@ -174,7 +172,7 @@ _MAX_SHARE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Intervals that tell of steps, in order of captures and time."""
+    """Intervals that measure scheduler steps, ordered by capture and time."""
 
     start_ms: FloatArray
     capture: IntArray
@@ -186,61 +184,61 @@ class _Steps:
     bin: IntArray
 
 
-def estimate_noise(seen: Observations, parameters: FloatArray) -> Noise:
-    """Estimate quantiles of log(seen / predicted) by step length, their autocorrelation, the API server's quantiles."""
-    seen = with_late_reads_joined(seen, seen.counts @ parameters)
-    predicted_ms = seen.counts @ parameters
-    front_ms = seen.counts[:, NUM_STEP_TERMS:] @ parameters[NUM_STEP_TERMS:]
-    told = (front_ms < _SMALL_FRONT * predicted_ms) & (seen.seen_ms > front_ms)
-    told &= ~seen.is_prefill | (seen.seen_ms > _FAR * predicted_ms)
-    if told.sum() < _PER_KNOT:
+def estimate_noise(observed: Observations, parameters: FloatArray) -> Noise:
+    """Return quantiles of log(measured / predicted) by step latency, autocorrelation, and API server quantiles."""
+    observed = with_late_reads_joined(observed, observed.counts @ parameters)
+    predicted_ms = observed.counts @ parameters
+    front_ms = observed.counts[:, NUM_STEP_TERMS:] @ parameters[NUM_STEP_TERMS:]
+    is_step = (front_ms < _SMALL_FRONT * predicted_ms) & (observed.measured_ms > front_ms)
+    is_step &= ~observed.is_prefill | (observed.measured_ms > _FAR * predicted_ms)
+    if is_step.sum() < _PER_KNOT:
         return Noise()
-    own = seen.select(told)
-    steps_ms = predicted_ms[told] - front_ms[told]
-    edges_ms = _edges(steps_ms / own.steps)
-    found = _Steps(
-        own.start_ms,
-        own.capture,
-        steps_ms / own.steps,
-        np.log((own.seen_ms - front_ms[told]) / steps_ms),
-        own.steps,
-        np.searchsorted(edges_ms, steps_ms / own.steps, side="right"),
+    selected = observed.select(is_step)
+    steps_ms = predicted_ms[is_step] - front_ms[is_step]
+    edges_ms = _edges(steps_ms / selected.steps)
+    samples = _Steps(
+        selected.start_ms,
+        selected.capture,
+        steps_ms / selected.steps,
+        np.log((selected.measured_ms - front_ms[is_step]) / steps_ms),
+        selected.steps,
+        np.searchsorted(edges_ms, steps_ms / selected.steps, side="right"),
     )
-    share, correlation_time_ms = _autocorrelation(found)
+    share, correlation_time_ms = _autocorrelation(samples)
     rows = [
-        _quantiles(_single_logs(found, found.bin == number, share, correlation_time_ms))
+        _quantiles(_single_logs(samples, samples.bin == number, share, correlation_time_ms))
         for number in range(len(edges_ms) + 1)
     ]
-    knots = [round(float(np.median(found.step_ms[found.bin == number])), 4) for number in range(len(rows))]
+    knots = [round(float(np.median(samples.step_ms[samples.bin == number])), 4) for number in range(len(rows))]
     return Noise(
         step_ms=tuple(knots),
         step_log_ratio=tuple(rows),
         autocorrelated_share=round(share, 4),
         correlation_time_ms=round(correlation_time_ms, 1),
-        frontend_log_ratio=_front_quantiles(seen, predicted_ms, front_ms, found),
+        frontend_log_ratio=_front_quantiles(observed, predicted_ms, front_ms, samples),
     )
 
 
-def with_late_reads_joined(seen: Observations, predicted_ms: FloatArray) -> Observations:
-    """Join prefills that are far too short to the interval before, if that is as much too long: tokens read late."""
-    lacking_ms = predicted_ms - seen.seen_ms
-    follows = (seen.capture[1:] == seen.capture[:-1]) & ~seen.opens[1:]
-    follows &= np.abs(seen.start_ms[1:] - (seen.start_ms + seen.seen_ms)[:-1]) < _SAME_MS
-    far = seen.is_prefill[1:] & (lacking_ms[1:] > _FAR * predicted_ms[1:])
-    joined = np.zeros(len(lacking_ms), dtype=np.bool_)
-    joined[1:] = follows & far & (-lacking_ms[:-1] > _FAR * lacking_ms[1:])
+def with_late_reads_joined(observed: Observations, predicted_ms: FloatArray) -> Observations:
+    """Join a far too short prefill with the far too long interval before it: its tokens were read late."""
+    missing_ms = predicted_ms - observed.measured_ms
+    follows = (observed.capture[1:] == observed.capture[:-1]) & ~observed.opens[1:]
+    follows &= np.abs(observed.start_ms[1:] - (observed.start_ms + observed.measured_ms)[:-1]) < _SAME_MS
+    far = observed.is_prefill[1:] & (missing_ms[1:] > _FAR * predicted_ms[1:])
+    joined = np.zeros(len(missing_ms), dtype=np.bool_)
+    joined[1:] = follows & far & (-missing_ms[:-1] > _FAR * missing_ms[1:])
     firsts = np.flatnonzero(~joined)
     return replace(
-        seen.select(~joined),
-        seen_ms=np.add.reduceat(seen.seen_ms, firsts),
-        counts=np.add.reduceat(seen.counts, firsts, axis=0),
-        is_prefill=np.logical_or.reduceat(seen.is_prefill, firsts),
-        steps=np.add.reduceat(seen.steps, firsts),
+        observed.select(~joined),
+        measured_ms=np.add.reduceat(observed.measured_ms, firsts),
+        counts=np.add.reduceat(observed.counts, firsts, axis=0),
+        is_prefill=np.logical_or.reduceat(observed.is_prefill, firsts),
+        steps=np.add.reduceat(observed.steps, firsts),
     )
 
 
 def _edges(step_ms: FloatArray) -> FloatArray:
-    """Between bins that are a factor of two wide, or as much wider as it takes to hold enough."""
+    """Return edges of step latency bins: a factor of two wide, wider where samples are few."""
     least, most = float(np.log2(step_ms.min())), float(np.log2(step_ms.max()))
     ladder = np.exp2(np.arange(np.floor(least) + 1, np.ceil(most)))
     edges: list[float] = []
@@ -255,16 +253,16 @@ def _quantiles(log_ratio: FloatArray) -> tuple[float, ...]:
     return tuple(round(float(value), 6) for value in np.quantile(log_ratio, LEVELS))
 
 
-def _single_logs(found: _Steps, rows: BoolArray, share: float, correlation_time_ms: float) -> FloatArray:
-    """log(seen / predicted) of single steps: of those that were seen together, as wide as theirs must have been."""
-    log_ratio, steps, step_ms = found.log_ratio[rows], found.steps[rows], found.step_ms[rows]
+def _single_logs(samples: _Steps, rows: BoolArray, share: float, correlation_time_ms: float) -> FloatArray:
+    """Return log(measured / predicted) of single scheduler steps; means of several are spread as single steps."""
+    log_ratio, steps, step_ms = samples.log_ratio[rows], samples.steps[rows], samples.step_ms[rows]
     several = steps > 1
     if several.any():
         middle = float(np.median(log_ratio[several]))
         narrow = np.array(
             [
-                _deviation_of_mean(*each, share, correlation_time_ms)
-                for each in zip(steps[several], step_ms[several], strict=True)
+                _deviation_of_mean(*group, share, correlation_time_ms)
+                for group in zip(steps[several], step_ms[several], strict=True)
             ]
         )
         log_ratio[several] = middle + (log_ratio[several] - middle) / narrow
@@ -272,22 +270,22 @@ def _single_logs(found: _Steps, rows: BoolArray, share: float, correlation_time_
 
 
 def _deviation_of_mean(steps: int, step_ms: float, share: float, correlation_time_ms: float) -> float:
-    """Standard deviation of the mean noise of ``steps`` in a row, beside that of one."""
+    """Return the standard deviation of the mean noise of ``steps`` steps, relative to one step."""
     apart = np.arange(1, steps)
     together = share * np.exp(-apart * step_ms / correlation_time_ms)
     return float(np.sqrt((1.0 + 2.0 * np.sum((1.0 - apart / steps) * together)) / steps))
 
 
-def _autocorrelation(found: _Steps) -> tuple[float, float]:
-    """Fit share · exp(−time between / duration) to products of normal scores some steps apart, by least squares."""
-    single = found.steps == 1
+def _autocorrelation(samples: _Steps) -> tuple[float, float]:
+    """Fit share · exp(−time / duration) to products of normal scores some scheduler steps apart, by least squares."""
+    single = samples.steps == 1
     scores = np.zeros(len(single))
-    for number in range(int(found.bin.max(initial=0)) + 1):
-        rows = single & (found.bin == number)
-        _, place, ties = np.unique(found.log_ratio[rows], return_inverse=True, return_counts=True)
-        rank = (np.cumsum(ties) - (ties - 1) / 2)[place]
+    for number in range(int(samples.bin.max(initial=0)) + 1):
+        rows = single & (samples.bin == number)
+        _, index, ties = np.unique(samples.log_ratio[rows], return_inverse=True, return_counts=True)
+        rank = (np.cumsum(ties) - (ties - 1) / 2)[index]
         scores[rows] = ndtri((rank - 0.5) / max(int(rows.sum()), 1))
-    scores, start_ms, capture = scores[single], found.start_ms[single], found.capture[single]
+    scores, start_ms, capture = scores[single], samples.start_ms[single], samples.capture[single]
     products, apart_ms = [], []
     for lag in _LAGS:
         same = capture[lag:] == capture[:-lag]
@@ -307,16 +305,16 @@ def _autocorrelation(found: _Steps) -> tuple[float, float]:
 
 
 def _front_quantiles(
-    seen: Observations, predicted_ms: FloatArray, front_ms: FloatArray, found: _Steps
+    observed: Observations, predicted_ms: FloatArray, front_ms: FloatArray, samples: _Steps
 ) -> tuple[float, ...]:
-    """Quantiles of log(seen / predicted) of the API server's time, from short prompts at an idle engine, less noise."""
-    rows = seen.opens & (front_ms >= LARGE_FRONT * predicted_ms)
+    """Return quantiles of log(measured / predicted) API server latency, of short prompts at an idle engine."""
+    rows = observed.opens & (front_ms >= LARGE_FRONT * predicted_ms)
     if rows.sum() < LEAST_OPENINGS:
         return Noise().frontend_log_ratio
     steps_ms = predicted_ms[rows] - front_ms[rows]
-    near = found.log_ratio[(found.bin == 0) & (found.steps == 1)]
+    near = samples.log_ratio[(samples.bin == 0) & (samples.steps == 1)]
     middle, spread = (float(np.median(near)), _spread(near)) if len(near) else (0.0, 0.0)
-    left_ms = seen.seen_ms[rows] - steps_ms * np.exp(middle)
+    left_ms = observed.measured_ms[rows] - steps_ms * np.exp(middle)
     variance = _spread(left_ms) ** 2
     wider = float(np.sqrt(np.clip(1.0 - np.mean((steps_ms * spread) ** 2) / max(variance, 1e-12), 0.0, 1.0)))
     log_ratio = np.log(np.maximum(left_ms / front_ms[rows], 0.05))

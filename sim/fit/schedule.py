@@ -1,4 +1,4 @@
-"""Schedule of a capture: its engine's steps, each request's way through the scheduler, the times of seen tokens."""
+"""Schedule of a capture: scheduler steps, each request's progress, and read times of tokens."""
 
 import math
 from collections.abc import Sequence
@@ -14,30 +14,28 @@ from tracefile.records.schema import MOST_TOKENS, Record
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """A step of the schedule. Times on the trace's clock, ms; approximate where no token was seen."""
+    """Scheduler step of a capture. Times in ms on the trace clock; approximate without a token read."""
 
     start_ms: float
     end_ms: float
     row: StepRow
     sampling: list[tuple[int, int]]
-    """Places of those it samples, and which of their tokens."""
+    """Index and token number of each sampled request."""
     largest: int
     opener: int | None
-    """Place of the request whose arrival ended the idleness before it; it began no sooner than that. None: it followed
-    on another step."""
+    """Index of the request whose arrival ended an idle time: a lower bound of the start. None: follows another step."""
     continues: bool
-    """Some of its requests had been served before. If not, they may still have been in the API server's hands when it
-    could have begun."""
+    """Has requests of earlier steps. False: all may have been in the API server at the earliest start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reconstruction:
-    """A schedule that was run; ``requests`` are in the order of the capture's records."""
+    """Reconstructed schedule; ``requests`` are in the order of the capture's records."""
 
     requests: list[SimulatedRequest]
-    """Those that the engine got ``has_arrived``."""
+    """``has_arrived``: accepted by the engine."""
     steps_off: list[int]
-    """By request: steps after the one that samples its first token here that the token was seen; negative: before."""
+    """By request: steps by which the first token was read after its scheduled step; negative: before."""
     steps: int
     preemptions: int
     evicted_blocks: int
@@ -50,17 +48,17 @@ class Reconstruction:
 
 @dataclass(slots=True)
 class StepAhead:
-    """State of a step after the requests that are surely in it."""
+    """Next scheduler step: token budget and requests already in the step."""
 
     budget: int
     block_size: int
     sampling: list[tuple[int, int]] = field(default_factory=list)
-    """Places of the sampled requests, and the number of the token of each."""
+    """Index and token number of each sampled request."""
     filled: set[int] = field(default_factory=set)
-    """Known keys of blocks that get full in it: requests later in the step hit them."""
+    """Keys of blocks that the step fills: prefix hits of later requests in the step."""
 
     def add(self, request: Request, token: int, depth: int, tokens: int) -> None:
-        """Serve a request that has ``depth`` tokens and lacks ``tokens``, as far as the budget goes."""
+        """Schedule a request with ``depth`` computed tokens and ``tokens`` to compute, within the token budget."""
         share = min(tokens, self.budget)
         self.budget -= share
         if share == tokens > 0:
@@ -74,43 +72,43 @@ class StepAhead:
 UNSEEN_MS = math.inf
 
 
-class SeenTimes:
-    """Times by place, on the trace's clock, ms."""
+class TokenTimes:
+    """Read times of tokens by request index, in ms on the trace clock."""
 
     def __init__(self, records: Sequence[Record], requests: Sequence[SimulatedRequest]) -> None:
         self.first_ms = [_first_ms(record) for record in records]
-        """Of the first token; ``UNSEEN_MS``: it was not seen."""
+        """First token; ``UNSEEN_MS``: not read."""
         self.every_ms = [_every_ms(record) for record in records]
-        """Of every token that came; those that came with later ones in a read are laid between their neighbours."""
-        self.left_ms = [
+        """All tokens; tokens read together with later tokens are interpolated."""
+        self.abort_ms = [
             math.inf if math.isnan(request.abort_after_ms) else request.arrival_ms + request.abort_after_ms
             for request in requests
         ]
-        """When the client went away; infinity: it did not."""
+        """Client abort; infinity: none."""
         gaps_ms = [gap for record in records for gap in record.itl_ms]
         self.slack_ms = float(np.quantile(gaps_ms, 0.05)) / 2.0 if gaps_ms else 0.5
-        """Half of a step as short as they get: what is less apart than this may be of one step."""
+        """Half of a short step: reads within it may be of the same step."""
 
     def first_steps(self) -> dict[int, int]:
-        """Return by place the number of its first token's step; reads up to ``slack_ms`` apart are of one step."""
-        seen = sorted((first_ms, place) for place, first_ms in enumerate(self.first_ms) if first_ms < UNSEEN_MS)
+        """Return the step number of first tokens by request; reads within ``slack_ms`` are of the same step."""
+        first_tokens = sorted((first_ms, index) for index, first_ms in enumerate(self.first_ms) if first_ms < UNSEEN_MS)
         steps, count, before_ms = {}, -1, -math.inf
-        for first_ms, place in seen:
+        for first_ms, index in first_tokens:
             count += first_ms - before_ms > self.slack_ms
-            steps[place], before_ms = count, first_ms
+            steps[index], before_ms = count, first_ms
         return steps
 
     def ends_ms(self, sampling: Sequence[tuple[int, int]], steps: int = 0) -> list[float]:
-        """Return the times at which these requests got the token ``steps`` after the given one, where they did."""
+        """Return the times of the tokens ``steps`` after the sampled tokens, as far as they exist."""
         return [
             every_ms[token + steps]
-            for place, token in sampling
-            if 0 <= token + steps < len(every_ms := self.every_ms[place])
+            for index, token in sampling
+            if 0 <= token + steps < len(every_ms := self.every_ms[index])
         ]
 
 
-def seen_tokens(record: Record) -> list[float]:
-    """Return the time of each token of ``record``, on the trace's clock; NaN for a token read with later ones."""
+def token_times(record: Record) -> list[float]:
+    """Return the read time of each token of ``record`` on the trace clock; NaN: read together with later tokens."""
     later = sum(record.itl_tokens)
     misread = len(record.itl_ms) != len(record.itl_tokens) or later > MOST_TOKENS
     if record.arrival_ms is None or record.ttft_ms is None or misread:
@@ -130,13 +128,13 @@ def _first_ms(record: Record) -> float:
 
 
 def _every_ms(record: Record) -> list[float]:
-    times_ms = seen_tokens(record)
+    times_ms = token_times(record)
     if not times_ms and record.status == "ok" and record.output_tokens and (end_ms := record.end_ms()) is not None:
-        # Not streamed: all that is known of its tokens is when the last had come.
+        # Not streamed: only the time of the last token is known.
         times_ms = [math.nan] * (record.output_tokens - 1) + [end_ms]
-    known = [place for place, time_ms in enumerate(times_ms) if not math.isnan(time_ms)]
-    if len(known) == len(times_ms) or record.arrival_ms is None:
+    timed = [index for index, time_ms in enumerate(times_ms) if not math.isnan(time_ms)]
+    if len(timed) == len(times_ms) or record.arrival_ms is None:
         return times_ms
-    places, seen = [-1, *known], [record.arrival_ms, *(times_ms[place] for place in known)]
-    filled: list[float] = np.interp(range(len(times_ms)), places, seen).tolist()
+    indexes, times = [-1, *timed], [record.arrival_ms, *(times_ms[index] for index in timed)]
+    filled: list[float] = np.interp(range(len(times_ms)), indexes, times).tolist()
     return filled

@@ -1,12 +1,12 @@
-"""Variants: shapes of engine and sets of terms, which no regression solves for but only compares.
+"""Fit of one engine variant, and choice of variant and terms by out-of-sample latency errors.
 
-The work in a capture's intervals depends on the assumed scheduling and on the API server's placement; the parameters
-of each variant are then a regression's. Variants are compared by their errors on the seen intervals and on the TTFTs of
-a run of their own.
+The work in a capture's intervals depends on the scheduling and on the API server's placement; the parameters of each
+variant are then a regression's. Variants are compared by their errors on measured intervals and on the TTFTs of a
+simulated run.
 
-A term is judged on captures that it was not solved on: all but one are fitted, and the one left out gives the score.
-With a single capture, five parts of its sessions take that role, scored by intervals alone. The term that helps most
-comes in, if it helps enough in most folds.
+A term is evaluated on captures outside its fit: all but one capture are fitted, and the held-out capture gives the
+loss. A single capture is split into five parts by session, scored by intervals alone. The term with the largest gain is
+added if the gain suffices in most folds.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,24 +33,24 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
 
 ROUNDS = 4
-"""Of asking when the API server worked: the last two differ by a per cent or so."""
+"""Iterations of the API server's times: the last two differ by about 1 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A trace ready to be looked at under any variant."""
+    """Trace prepared for fits of any variant."""
 
     records: list[Record]
     arrivals: Arrivals
     cached_tokens: list[int]
-    """Per record: as reported; where it is not, as the pool's rules have it."""
+    """Per record: as reported, else by the block pool's rules."""
     agreement: float | None
-    """Share of the reported cached tokens that are the rules' own; None: none were reported beside hashes."""
+    """Share of requests whose reported cached tokens equal the block pool's; None: none reported with hashes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A shape of engine."""
+    """Engine variant: scheduling and API server placement."""
 
     config: EngineConfig
     placement: FrontendPlacement
@@ -63,18 +63,18 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The parameters of one variant and what they leave over."""
+    """Parameters of one variant, with residuals of intervals and TTFTs."""
 
     variant: Variant
     terms: tuple[str, ...]
     parameters: FloatArray
-    seen: Observations
+    observed: Observations
     solution: Solution
     misfits: int
-    """Requests whose first token comes out in another step than it was seen in."""
+    """Requests whose first token falls into another scheduler step than in the capture."""
     forecast: Requests
     loss: float
-    """Mean |log(seen / predicted)| (at most 1 each) of prefills, of decodes and of the forecast's TTFTs, averaged."""
+    """Mean |log(measured / predicted)| (at most 1 each) of prefills, decodes and simulated TTFTs, averaged."""
 
     @property
     def free(self) -> list[int]:
@@ -86,27 +86,26 @@ def columns_of(terms: Sequence[str]) -> list[int]:
 
 
 def prepare_capture(records: list[Record], arrivals: Arrivals, config: EngineConfig, path: str) -> Capture:
-    """Raises InputError naming ``path`` if the requests went to several engines: no schedule is theirs."""
+    """Return a capture with its cached tokens. Raises InputError naming ``path`` for several engines: no schedule."""
     if (engines := len({record.upstream for record in records} - {None})) > 1:
         raise InputError(f"{path}: requests of {engines} upstreams; expected a capture of one engine")
     schedule = reconstruct(records, request_columns(arrivals, config.block_size), config)
     ruled = [max(int(request.cached_tokens), 0) for request in schedule.requests]
     agree = [
-        record.cached_tokens == own
-        for record, own in zip(records, ruled, strict=True)
+        record.cached_tokens == computed
+        for record, computed in zip(records, ruled, strict=True)
         if record.cached_tokens is not None and record.block_hashes is not None
     ]
     cached = [
-        own if record.cached_tokens is None else record.cached_tokens
-        for own, record in zip(ruled, records, strict=True)
+        computed if record.cached_tokens is None else record.cached_tokens
+        for computed, record in zip(ruled, records, strict=True)
     ]
     agreement = round(sum(agree) / len(agree), 4) if agree else None
     return Capture(records, arrivals, cached, agreement)
 
 
 def factual_columns(capture: Capture, block_size: int) -> tuple[Arrivals, RequestColumns]:
-    """Return a capture's requests, each with the blocks that it hit; they have keys of their own if a hit has a key
-    unknown."""
+    """Return requests with their reported prefix hits as hit blocks; own keys if a hit has an unknown key."""
     arrivals = capture.arrivals
     hits = np.minimum(np.array(capture.cached_tokens) // block_size, arrivals.full_blocks)
     if (hits > arrivals.hashed_blocks).any():
@@ -115,7 +114,7 @@ def factual_columns(capture: Capture, block_size: int) -> tuple[Arrivals, Reques
 
 
 def without_eviction(config: EngineConfig) -> EngineConfig:
-    """Return an engine of unlimited blocks that takes the requests that ``config`` takes."""
+    """Return an engine without eviction that accepts the requests that ``config`` accepts."""
     longest = min(config.longest_request, config.usable_blocks * config.block_size + 1)
     return replace(config, max_model_len=longest, enable_prefix_caching=True)
 
@@ -133,19 +132,19 @@ def fit_variant(
     terms: tuple[str, ...],
     assumed: Priors = NO_ASSUMPTIONS,
 ) -> Fit:
-    """Raises InputError if no prefill, no decode and no first token is there to compare with a prediction."""
-    seen, solution = _look(captures, schedules, variant, terms, assumed)
+    """Fit one variant. Raises InputError without any prefill, decode or first token to compare."""
+    observed, solution = _look(captures, schedules, variant, terms, assumed)
     requests = forecast(captures, solution.parameters, variant)
     misfits = sum(schedule.misfits for schedule in schedules)
-    losses = [*group_losses(seen, solution.parameters), requests.loss]
+    losses = [*group_losses(observed, solution.parameters), requests.loss]
     if np.isnan(losses).all():
         config = variant.config
         raise InputError(
-            "no token of the captures is one that the engine's rules compute: its requests failed, or are beyond "
+            "no token of the captures is one that the scheduler computes: the requests failed, or are beyond "
             f"max_model_len {config.max_model_len} and num_gpu_blocks {config.num_gpu_blocks}; expected captures of "
             "served requests"
         )
-    return Fit(variant, terms, solution.parameters, seen, solution, misfits, requests, float(np.nanmean(losses)))
+    return Fit(variant, terms, solution.parameters, observed, solution, misfits, requests, float(np.nanmean(losses)))
 
 
 def _look(
@@ -155,21 +154,21 @@ def _look(
     terms: tuple[str, ...],
     assumed: Priors,
 ) -> tuple[Observations, Solution]:
-    """Intervals and their solution; repeated on a shared core, where the API server's work depends on its own times."""
+    """Return intervals and solution; iterated on a shared core, where the API server's work depends on its times."""
     costs: FloatArray = np.zeros(len(TERMS))
     for _ in range(ROUNDS if variant.placement == "shared_core" else 1):
-        seen = Observations.join(
+        observed = Observations.join(
             [
                 observe(capture.records, schedule, variant.placement, costs.tolist())
                 for capture, schedule in zip(captures, schedules, strict=True)
             ]
         )
-        solution = solve(seen, columns_of(terms), assumed)
-        # A first token that was read late, with the next step's or after it, tells of two steps together only.
-        seen = with_late_reads_joined(seen, seen.counts @ solution.parameters)
-        solution = solve(seen, columns_of(terms), assumed)
+        solution = solve(observed, columns_of(terms), assumed)
+        # A first token read late, with the next step's tokens or after, measures two steps together.
+        observed = with_late_reads_joined(observed, observed.counts @ solution.parameters)
+        solution = solve(observed, columns_of(terms), assumed)
         costs = solution.parameters
-    return seen, solution
+    return observed, solution
 
 
 def forecast(captures: Sequence[Capture], parameters: FloatArray, variant: Variant) -> Requests:
@@ -181,24 +180,25 @@ def forecast(captures: Sequence[Capture], parameters: FloatArray, variant: Varia
         arrivals, columns = factual_columns(capture, size)
         simulation = simulate(arrivals, config, model, columns=columns, cache=FactualCache(size))
         ttft_ms = [request.ttft_ms for request in simulation.requests]
-        predicted_ms += [None if np.isnan(one_ms) else one_ms for one_ms in ttft_ms]
+        predicted_ms += [None if np.isnan(value_ms) else value_ms for value_ms in ttft_ms]
     records = [record for capture in captures for record in capture.records]
     cached = [tokens for capture in captures for tokens in capture.cached_tokens]
     return requests_of(records, cached, predicted_ms)
 
 
-def group_losses(seen: Observations, parameters: FloatArray) -> tuple[float, float]:
-    """Mean over prefills and over decodes of min(|log(seen / predicted)|, 1); NaN for a group of none."""
-    predicted_ms = np.maximum(seen.counts @ parameters, 1e-6)
-    error = np.minimum(np.abs(np.log(seen.seen_ms / predicted_ms)), 1.0)
+def group_losses(observed: Observations, parameters: FloatArray) -> tuple[float, float]:
+    """Return the mean of min(|log(measured / predicted)|, 1) of prefills and of decodes; NaN for an empty group."""
+    predicted_ms = np.maximum(observed.counts @ parameters, 1e-6)
+    error = np.minimum(np.abs(np.log(observed.measured_ms / predicted_ms)), 1.0)
     prefills, decodes = (
-        float(error[group].mean()) if group.any() else float("nan") for group in (seen.is_prefill, ~seen.is_prefill)
+        float(error[group].mean()) if group.any() else float("nan")
+        for group in (observed.is_prefill, ~observed.is_prefill)
     )
     return prefills, decodes
 
 
 def choose(fits: Sequence[Fit]) -> Fit:
-    """The first whose loss is within a hundredth of the least: they come simplest first."""
+    """Return the first (simplest) variant whose latency loss is within 1 % of the least."""
     least = min(fit.loss for fit in fits)
     return next(fit for fit in fits if fit.loss <= 1.01 * least)
 
@@ -211,20 +211,20 @@ def default_terms(extra: Sequence[str]) -> tuple[str, ...]:
 FOLDS = 5
 """Parts of a single capture."""
 LEAST_GAIN = 0.01
-"""A term must lower the loss on what was left out by this share of it."""
+"""Smallest relative gain in held-out loss that adds a term."""
 TtftLoss = Callable[[int, FloatArray], float]
-"""Of a fold's own run with parameters that were solved without it; NaN: it has none."""
+"""TTFT loss of a held-out fold's simulated run; NaN: a fold of sessions has none."""
 CHOICE_ROUNDS = 3
-"""Of choosing: what a shared core's API server did when follows from the terms, and these from that."""
+"""Iterations of the choice: API server times on a shared core depend on the terms, and the reverse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A set of terms across the folds."""
+    """Loss of a set of terms in each fold."""
 
     extra_terms: tuple[str, ...]
     losses: tuple[float, ...]
-    """Per fold: on what was left out, mean |log(seen / predicted)| of prefills, of decodes and of TTFTs, averaged."""
+    """Per held-out fold: mean |log(measured / predicted)| of prefills, decodes and TTFTs, averaged."""
 
     @property
     def loss(self) -> float:
@@ -234,16 +234,16 @@ class Trial:
 def with_chosen_terms(
     fit: Fit, captures: Sequence[Capture], schedules: Sequence[Reconstruction]
 ) -> tuple[Fit, list[Trial]]:
-    """The same variant with the terms that help it, and the trials of the last round."""
+    """Return the variant with the terms that lower the latency loss, and the trials of the last round."""
 
     def ttft_loss(fold: int, parameters: FloatArray) -> float:
-        if len(captures) == 1:  # a part of its sessions does not run by itself
+        if len(captures) == 1:  # a fold of sessions is no complete load
             return float("nan")
         return forecast(captures[fold : fold + 1], parameters, fit.variant).loss
 
     trials: list[Trial] = []
     for _ in range(CHOICE_ROUNDS if fit.variant.placement == "shared_core" else 1):
-        trials = choose_terms(fit.seen, ttft_loss)
+        trials = choose_terms(fit.observed, ttft_loss)
         terms = default_terms(trials[-1].extra_terms)
         if terms == fit.terms:
             break
@@ -251,17 +251,18 @@ def with_chosen_terms(
     return fit, trials
 
 
-def choose_terms(seen: Observations, ttft_loss: TtftLoss) -> list[Trial]:
-    """Return every set that was tried, the chosen one last."""
-    folds = seen.capture if seen.capture.max(initial=0) > 0 else seen.session % FOLDS
-    best = _try(seen, folds, (), ttft_loss)
+def choose_terms(observed: Observations, ttft_loss: TtftLoss) -> list[Trial]:
+    folds = observed.capture if observed.capture.max(initial=0) > 0 else observed.session % FOLDS
+    best = _try(observed, folds, (), ttft_loss)
     trials = [best]
     while True:
         names = [
-            name for name in EXTRA_TERMS if name not in best.extra_terms and seen.counts[:, columns_of((name,))].any()
+            name
+            for name in EXTRA_TERMS
+            if name not in best.extra_terms and observed.counts[:, columns_of((name,))].any()
         ]
         more = [
-            _try(seen, folds, (*best.extra_terms, name), ttft_loss)
+            _try(observed, folds, (*best.extra_terms, name), ttft_loss)
             for name in counted(names, "fit, further terms tried")
         ]
         trials += more
@@ -277,12 +278,12 @@ def _is_better(trial: Trial, than: Trial) -> bool:
     return trial.loss <= (1.0 - LEAST_GAIN) * than.loss and bool((gains > 0.0).sum() * 2 > len(gains))
 
 
-def _try(seen: Observations, folds: IntArray, extra_terms: Sequence[str], ttft_loss: TtftLoss) -> Trial:
+def _try(observed: Observations, folds: IntArray, extra_terms: Sequence[str], ttft_loss: TtftLoss) -> Trial:
     free = columns_of(default_terms(extra_terms))
     losses = []
     for fold in range(int(folds.max(initial=0)) + 1):
-        kept, left = seen.select(folds != fold), seen.select(folds == fold)
-        if len(kept.seen_ms) and len(left.seen_ms):
-            parameters = solve(kept, free).parameters
-            losses.append(float(np.nanmean([*group_losses(left, parameters), ttft_loss(fold, parameters)])))
+        train, test = observed.select(folds != fold), observed.select(folds == fold)
+        if len(train.measured_ms) and len(test.measured_ms):
+            parameters = solve(train, free).parameters
+            losses.append(float(np.nanmean([*group_losses(test, parameters), ttft_loss(fold, parameters)])))
     return Trial(tuple(extra_terms), tuple(losses) or (float("inf"),))

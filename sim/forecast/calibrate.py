@@ -1,5 +1,4 @@
-"""``sim calibrate``: fit a latency model to captures; with ``--against``, validate it on captures that the fit did not
-use."""
+"""``sim calibrate``: fit a latency model to captures; with ``--against``, validate its forecasts on other captures."""
 
 import argparse
 import math
@@ -9,12 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from measure.metrics.flags import checked_bootstrap
+from measure.number_format import share, signed_percent
 from measure.table import table_lines
+from report.compare.brief import validation_lines
 from report.output import page_path
+from report.pages.panels import wrap_lines
 from sim.fit import fitting, identification
 from sim.fit import pace as pacing
 from sim.fit.identification import Coverage
-from sim.forecast.validate import keep_gates, report, validate
+from sim.forecast.validate import PREDICTED, keep_gates, report, validate
 from sim.forecast.validate import read_config as read_validation
 from sim.latency.fittraces import fit_trace, refuse_fitted
 from sim.latency.modelfile import Model, load_model, save_model
@@ -31,7 +33,7 @@ KEPT_SHAPE = "the model keeps its terms and its engine"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fit or pace, write model.json, validate, print; 1 if a gate fails, 3 if one is too uncertain."""
+    """Fit or scale, write model.json, validate latency forecasts, print; 1 if a gate fails, 3 if too uncertain."""
     gates, inputs = arguments.against, [*arguments.traces, *arguments.against]
     if arguments.pace_from is not None or arguments.latency_model is not None:
         return _run_pace(arguments)
@@ -47,20 +49,22 @@ def run(arguments: argparse.Namespace) -> int:
     to = sys.stderr if arguments.json else sys.stdout
     fitted = fitting.fit_traces(config)
     save_model(fitted.model, config.output)
-    print("\n".join(_described(fitted, config)), file=to)
+    print("\n".join(_described(fitted, config, verbose=arguments.verbose)), file=to, flush=True)
     codes, results = set[int](), {}
     for gate in validations:
-        print(f"\nvalidated on {gate.trace}:", file=to, flush=True)
         results[str(gate.trace)] = compared = validate(gate, fitted.model)
         keep_gates(config.output, fitted.model, gate.trace.name, compared)
-        codes.add(report(gate, compared))
+        if arguments.verbose:
+            print(f"\nvalidated on {gate.trace}:", file=to)
+        codes.add(report(gate, compared, silent=not arguments.verbose))
+    if results and not arguments.verbose:
+        print("", *validation_lines(results, PREDICTED), sep="\n", file=to)
     if arguments.json:
         print_json({name: compared.result for name, compared in results.items()})
     return verdict_code(failed=1 in codes, uncertain=UNCERTAIN in codes)
 
 
 def _run_pace(arguments: argparse.Namespace) -> int:
-    """Scale a model by the pace of a capture."""
     paced = (arguments.pace_from, arguments.latency_model)
     if None in paced or arguments.traces or arguments.against:
         raise InputError("--pace-from: expected --pace-from CAPTURE --latency-model MODEL -o OUT, and no CAPTURE")
@@ -70,41 +74,52 @@ def _run_pace(arguments: argparse.Namespace) -> int:
     check_output(arguments.output, MODEL, paced, "--output", overwrite=arguments.overwrite)
     model = pacing.paced_model(load_model(arguments.latency_model), arguments.pace_from)
     save_model(model, arguments.output)
-    print(model.diagnostics["pace"]["said"], f"{arguments.output}: written", sep="\n")
+    print(model.diagnostics["pace"]["message"], f"{arguments.output}: written", sep="\n")
     return 0
 
 
 def read_config(arguments: argparse.Namespace) -> fitting.FitConfig:
-    """Read the command line. Raises InputError that names the flag."""
     checked_bootstrap(arguments.bootstrap)
     terms = arguments.term
-    made = {
+    settings = {
         "traces": tuple(arguments.traces),
         "overrides": engine_overrides(arguments),
         "extra_terms": tuple(name for name in dict.fromkeys(terms) if name != "none") if terms else None,
     }
-    return fitting.FitConfig(**(same_named(fitting.FitConfig, arguments) | made))
+    return fitting.FitConfig(**(same_named(fitting.FitConfig, arguments) | settings))
 
 
-def _described(fitted: fitting.Fitted, config: fitting.FitConfig) -> Iterable[str]:
-    yield describe_fit(fitted.model)
+def _described(fitted: fitting.Fitted, config: fitting.FitConfig, *, verbose: bool) -> Iterable[str]:
+    command = fitted.model.diagnostics["next_capture"]
+    if verbose:
+        yield from describe_fit(fitted.model)
+    else:
+        yield from wrap_lines(_fit_summary(fitted))
+        yield from ["", *_parameter_lines(fitted.model)]
     if fitted.unidentified:
-        command = fitted.model.diagnostics["next_capture"]
         yield ""
-        yield from identification.describe_open(fitted.unidentified, command)
-    yield f"{config.output}: written"
+        yield from wrap_lines(identification.describe_open(fitted.unidentified, command, reasons=verbose))
+    yield f"{config.output}: written" if verbose else f"{config.output}: written (-v: coverage, noise)"
+
+
+def _fit_summary(fitted: fitting.Fitted) -> Iterable[str]:
+    model, facts = fitted.model, fitted.model.diagnostics
+    sessions, captures = f"{facts['sessions']:,} sessions", f"{len(model.fitted_on)} captures"
+    total, missing = len(model.parameters), len(fitted.unidentified)
+    yield f"verdict: {total - missing} of {total} parameters identified"
+    yield from _error_lines(model)
+    yield f"fitted on {facts['requests']:,} TTFTs and {facts['gaps']:,} inter-token gaps, {sessions} of {captures}"
 
 
 def _refuse_shared(traces: Sequence[Path], gates: Sequence[Path]) -> None:
-    """Raise InputError, before the fit, for a capture to validate on that has requests of one to fit."""
     fitted_on = [fit_trace(path, trace_digest(path), load_trace(path)[1]) for path in traces if gates]
     for path in gates:
         with open_trace(path) as reader:
             refuse_fitted(fitted_on, f"--against {path}", trace_digest(path), reader)
 
 
-def describe_fit(model: Model) -> str:
-    """Return a fit in words: parameters with intervals, noise, errors in sample."""
+def describe_fit(model: Model) -> list[str]:
+    """Return all lines on a fit: parameters with intervals, noise, TTFT errors in sample."""
     facts = model.diagnostics
     intervals = facts["intervals"]
     lines = [
@@ -117,7 +132,7 @@ def describe_fit(model: Model) -> str:
     if facts["cached_agreement"] is not None:
         lines.append(f"the rules give the reported cached tokens for {facts['cached_agreement']:.1%} of requests")
     lines += ["", *_parameter_lines(model), *_noise_lines(model), "", *_error_lines(model)]
-    return "\n".join(lines)
+    return wrap_lines(lines)
 
 
 def _parameter_lines(model: Model) -> list[str]:
@@ -149,4 +164,7 @@ def _noise_lines(model: Model) -> list[str]:
 
 def _error_lines(model: Model) -> list[str]:
     errors = model.diagnostics["errors"]
-    return [f"TTFT in sample: median |e| {errors['median_abs']:.1%}, bias {errors['bias']:+.1%}"] if errors else []
+    if not errors:
+        return []
+    median, bias = share(errors["median_abs"]), signed_percent(errors["bias"])
+    return [f"TTFT in sample: median absolute error {median}, bias {bias}"]

@@ -1,4 +1,4 @@
-"""A capture, and its load planned under a scenario: arrivals, engines, their fleet."""
+"""Captured load planned under a scenario: arrivals, engines, fleet."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,40 +37,39 @@ AS_DEPLOYED = Deployment()
 
 @dataclass(frozen=True)
 class Captured:
-    """A trace, ready to be planned under scenarios."""
+    """Trace prepared for forecasts under scenarios."""
 
     path: Path
     digest: str
     meta: Meta
     records: Sequence[Record]
     engine: EngineConfig
-    """The engine's settings: those that the trace tells or shows, else the model's."""
+    """Engine settings of the trace, else of the latency model."""
     paced: bool
-    """Later turns wait for the outputs before them; if not, every request comes at its recorded offset."""
+    """Later turns wait for the outputs before them. False: requests arrive at recorded offsets."""
     planned: dict[tuple[int, bool, bool], Arrivals] = field(default_factory=dict, compare=False)
-    """Arrivals as captured, by what they depend on: kept, as scenarios share them."""
+    """Cache of arrivals by block size, cold prompts and prefix caching."""
 
     @property
     def cold(self) -> bool:
-        """True if its prompts were made to share nothing, whatever hashes its records keep."""
+        """True if the prompts were built to share no prefix, regardless of block hashes."""
         return bool(self.meta.workload and self.meta.workload.cold_prompts)
 
     @property
-    def part_hashed(self) -> str:
-        """Words on the requests whose hits are known, where these are too few; empty: they are not."""
+    def hash_coverage(self) -> str:
+        """Note on the share of requests with block hashes, if low; else empty."""
         hashed = sum(record.block_hashes is not None for record in self.records)
-        part = coverage_text(hashed, len(self.records), "block hashes") if hashed and not self.cold else ""
-        return f"hits are {part} and share nothing here" if part else ""
+        share = coverage_text(hashed, len(self.records), "block hashes") if hashed and not self.cold else ""
+        return f"hits are {share} and share nothing here" if share else ""
 
     @cached_property
     def upstreams(self) -> list[str]:
-        """Servers of the capture."""
         return upstream_names(record.upstream for record in self.records)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A scenario's planned arrivals and engine."""
+    """Scenario's planned arrivals and engine."""
 
     scenario: Scenario
     arrivals: Arrivals
@@ -81,20 +80,20 @@ class Load:
 
     @property
     def most_blocks(self) -> int:
-        """Different blocks that the load can ever fill, and a partial one of each request."""
+        """Distinct KV cache blocks that the load can fill, with a partial block per request."""
         arrivals = self.arrivals
         private = int((arrivals.full_blocks - arrivals.hashed_blocks).sum())
         return len(np.unique(arrivals.hashes)) + private + int(arrivals.runs.sum())
 
     @property
     def serves(self) -> bool:
-        """True if an engine can serve some request that waits for no other, or the capture tells its end."""
+        """True if an engine can serve a request without parent, or the capture has its end."""
         roots = self.arrivals.select(np.flatnonzero(self.arrivals.parents == planning.NOBODY))
         return not roots.runs.all() or bool(simulation.servable(roots, self.engine).any())
 
 
 def read_captured(path: Path, model: Model) -> Captured:
-    """Read a trace that the model was not fitted on."""
+    """Read a trace outside the fit of the latency model."""
     digest, (meta, records) = trace_digest(path), load_trace(path)
     refuse_fitted(model.fitted_on, path, digest, records)
     fitted = model.engine
@@ -108,7 +107,7 @@ def read_captured(path: Path, model: Model) -> Captured:
 
 
 def captured_engine(fitted: EngineConfig, meta: Meta, records: Sequence[Record]) -> EngineConfig:
-    """Return the settings told, else ``fitted``; blocks and the longest request at least as the trace has them."""
+    """Return the recorded engine settings, else ``fitted``; block size and context length fit the trace."""
     settings = {name: getattr(meta.engine, name, None) for name in EngineConfig.__dataclass_fields__}
     settings["block_size"] = settings["block_size"] if fitted.kv_groups is None else fitted.block_size
     engine = engine_with(fitted, settings)
@@ -123,7 +122,6 @@ def captured_engine(fitted: EngineConfig, meta: Meta, records: Sequence[Record])
 
 
 def plan_as(name: str, captured: Captured, scenario: Scenario) -> Load:
-    """Plan as ``plan`` does; its InputError begins with ``name``."""
     try:
         return plan(captured, scenario)
     except InputError as error:
@@ -131,8 +129,8 @@ def plan_as(name: str, captured: Captured, scenario: Scenario) -> Load:
 
 
 def plan(captured: Captured, scenario: Scenario) -> Load:
-    """Plan the capture's load under ``scenario``. Raises InputError naming a setting that no engine could have."""
-    engine, fleet, deployment = engines_asked(captured, scenario)
+    """Plan the load under ``scenario``: arrivals and KV cache blocks. Raises InputError naming an invalid setting."""
+    engine, fleet, deployment = scenario_engines(captured, scenario)
     cold = scenario.cold_prompts or captured.cold
     key = (engine.block_size, cold, engine.enable_prefix_caching)
     if key not in captured.planned:
@@ -150,8 +148,7 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
     return Load(scenario, arrivals, engine, fleet, deployment)
 
 
-def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig, FleetPlan | None, Deployment]:
-    """Return the settings of a scenario's engines, their fleet (the capture's unless others are asked), and layout."""
+def scenario_engines(captured: Captured, scenario: Scenario) -> tuple[EngineConfig, FleetPlan | None, Deployment]:
     deployment = Deployment(**scenario.deployment)
     engine = engine_with(captured.engine, _same_memory(captured.engine, scenario.settings))
     deployment.check(engine)
@@ -167,7 +164,7 @@ def engines_asked(captured: Captured, scenario: Scenario) -> tuple[EngineConfig,
 
 
 def at_rate(arrivals: Arrivals, rate: float) -> Arrivals:
-    """Divide offsets from the first arrival by ``rate``; think times stay."""
+    """Divide arrival offsets by ``rate``; think times do not change."""
     if rate == 1.0:
         return arrivals
     first_ms = arrivals.arrival_ms.min()
@@ -175,13 +172,12 @@ def at_rate(arrivals: Arrivals, rate: float) -> Arrivals:
 
 
 def _was_paced(meta: Meta, records: Sequence[Record]) -> bool:
-    """True where there are sessions, unless a replay sent every request at its recorded time."""
     at_recorded_times = meta.workload is not None and meta.workload.pattern == "replay"
     return not at_recorded_times and any(record.parent_id is not None for record in records)
 
 
 def _same_memory(engine: EngineConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with as many blocks of another size as the memory holds, unless they are given."""
+    """Return settings with as many KV cache blocks of another block size as fit the memory, unless given."""
     if settings.get("kv_groups") is not None:
         return {**settings, "block_size": parse_groups(settings["kv_groups"]).match_unit}
     size = settings.get("block_size") or 0

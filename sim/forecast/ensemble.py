@@ -1,7 +1,7 @@
-"""Ensembles of forecasts of one load: the spread that the fit's uncertainty and the noise make.
+"""Ensembles of latency forecasts of one load: spread from parameter uncertainty and from noise.
 
-A member is a draw of the model's parameters times one speed for the whole run, and a noise seed of its own. Members
-keep their noise under another cache, rate or setting, so that most of it cancels in the difference member by member.
+A member is a draw of the latency model's parameters times one speed for the run, and a noise seed. Members keep their
+noise under another cache, rate or setting, so most noise cancels in the difference member by member.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,25 +30,25 @@ from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.batches import Batch
 
 MOST_GAPS = 1 << 17
-"""Gaps kept of a member; of more, every n-th."""
-RunOne = Callable[[Model, int | None], dict[str, npt.NDArray[Any]]]
-"""Runs a load on a member's model with a noise seed; returns a column for each field of ``Forecast``."""
-LayOut = Callable[[Arrivals], RunOne]
-"""Lays a load out for the runs of all members."""
+"""Most inter-token gaps stored per member; above, every n-th."""
+RunMember = Callable[[Model, int | None], dict[str, npt.NDArray[Any]]]
+"""Simulates a load on a member's latency model with a noise seed; returns a column per ``Forecast`` field."""
+LayOut = Callable[[Arrivals], RunMember]
+"""Prepares a load for the runs of all members."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Results of n requests in each of m members: arrays of shape (m, n) but for ``gaps_ms``, in arrival order.
+    """Latency, tokens and prefix hits of n requests in m members: arrays (m, n) except ``gaps_ms``, in arrival order.
 
-    Times in ms; NaN: the request did not get so far.
+    Times in ms; NaN: the request did not reach that state.
     """
 
     arrivals: Arrivals
     config: EngineConfig
     outcome: npt.NDArray[np.int8]
     arrival_ms: FloatArray
-    """A child's follows its parent's predicted end; NaN: its parent was never served."""
+    """Later turns follow the predicted end of their parent; NaN: parent not served."""
     ttft_ms: FloatArray
     e2e_ms: FloatArray
     output_tokens: IntArray
@@ -64,16 +64,16 @@ class Forecast:
 
     @property
     def tpot_ms(self) -> FloatArray:
-        """Mean gap between a request's tokens; NaN with fewer than two."""
+        """Mean gap between tokens of a request (TPOT); NaN with fewer than two tokens."""
         gaps = np.where(self.output_tokens > 1, self.output_tokens - 1.0, np.nan)
         return np.asarray((self.e2e_ms - self.ttft_ms) / gaps)
 
 
 def members(model: Model, count: int, seed: int, beyond_log_sd: float = 0.0) -> list[Model]:
-    """Return ``count`` models that the captures allow: draws in random order, each once before any comes again.
+    """Return ``count`` latency models: bootstrap draws in random order, each once before any repeats.
 
     Speeds are quantiles of Student's t (normal where drift is known) at the ranks 1 to ``count`` of ``count`` + 1;
-    ``beyond_log_sd`` spreads them further, where a load is beyond what was fitted.
+    ``beyond_log_sd`` widens them for a load beyond the fitted captures.
     """
     random = np.random.default_rng(seed & 0xFFFFFFFFFFFFFFFF)
     rows: Sequence[Sequence[float]] = model.draws or [[parameter.value for parameter in model.parameters.values()]]
@@ -97,28 +97,28 @@ def forecast(
     lay_out: LayOut | None = None,
     deployment: Deployment | None = None,
 ) -> Forecast:
-    """Run ``arrivals`` on every member; ``done`` is called after each. ``procs``: see ``results``.
+    """Simulate ``arrivals`` on each member; ``done`` is called after each. ``procs``: see ``results``.
 
-    Member i's noise depends on ``seed`` and i alone; None: the noise's medians. ``lay_out``: prepares the runs
-    (``sim.forecast.fleets``); None: of one engine, with the memory of ``deployment``.
+    The noise of member i depends on ``seed`` and i alone; None: median noise. ``lay_out``: prepares the runs
+    (``sim.forecast.fleets``); None: one engine, with the KV cache tiers of ``deployment``.
     """
     needed = arrivals
     if lay_out is None:  # only a router reads records
         needed = replace(arrivals, batch=Batch([]))
-        lay_out = partial(_on_one_engine, config=config, deployment=deployment)
+        lay_out = partial(_single_engine, config=config, deployment=deployment)
     run_member, by_number = _MemberRuns(needed, members, seed, lay_out), dict[int, dict[str, npt.NDArray[Any]]]()
     for number, columns in results(run_member, range(len(members)), procs=procs):
         by_number[number] = columns
         done()
-    seen = [by_number[number] for number in range(len(members))]
-    gaps_ms = tuple(run.pop("gaps_ms") for run in seen)
-    stacked = {name: np.stack([run[name] for run in seen]) for name in seen[0]}
+    by_member = [by_number[number] for number in range(len(members))]
+    gaps_ms = tuple(run.pop("gaps_ms") for run in by_member)
+    stacked = {name: np.stack([run[name] for run in by_member]) for name in by_member[0]}
     return Forecast(arrivals, config, gaps_ms=gaps_ms, **stacked)
 
 
 @dataclass(frozen=True)
 class _MemberRuns:
-    """Runs a member by its number; sent to each process, which lays the load out before its first member."""
+    """Simulates a member by its number; sent to each process once, which prepares the load once."""
 
     arrivals: Arrivals
     members: Sequence[Model]
@@ -126,7 +126,7 @@ class _MemberRuns:
     lay_out: LayOut
 
     @cached_property
-    def _run_one(self) -> RunOne:
+    def _run_member(self) -> RunMember:
         return self.lay_out(self.arrivals)
 
     def __call__(self, number: int) -> dict[str, npt.NDArray[Any]]:
@@ -134,37 +134,38 @@ class _MemberRuns:
         if self.seed is not None:
             sequence = np.random.SeedSequence((self.seed & 0xFFFFFFFFFFFFFFFF, number))
             noise_seed = int(sequence.generate_state(1, np.uint64)[0])
-        return self._run_one(self.members[number], noise_seed)
+        return self._run_member(self.members[number], noise_seed)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def _on_one_engine(arrivals: Arrivals, *, config: EngineConfig, deployment: Deployment | None) -> RunOne:
+def _single_engine(arrivals: Arrivals, *, config: EngineConfig, deployment: Deployment | None) -> RunMember:
     columns = request_columns(arrivals, config.block_size)
-    return lambda member, seed: _seen(simulate(arrivals, config, member, seed, columns=columns, deployment=deployment))
+    return lambda member, seed: _result_columns(
+        simulate(arrivals, config, member, seed, columns=columns, deployment=deployment)
+    )
 
 
 def interval(values: FloatArray) -> tuple[float, float, float]:
-    """Return the median of the members' values and the ends of ``CONFIDENCE``; NaN values are left out."""
-    kept = np.sort(values[~np.isnan(values)])
-    if not len(kept):
+    """Return median and ``CONFIDENCE`` interval of member values, without NaN."""
+    ordered = np.sort(values[~np.isnan(values)])
+    if not len(ordered):
         return np.nan, np.nan, np.nan
-    low, high = interval_indices(CONFIDENCE, len(kept))
-    return quantile(kept, 0.5), float(kept[low]), float(kept[high])
+    low, high = interval_indices(CONFIDENCE, len(ordered))
+    return quantile(ordered, 0.5), float(ordered[low]), float(ordered[high])
 
 
-def _seen(run: Simulation) -> dict[str, npt.NDArray[Any]]:
+def _result_columns(run: Simulation) -> dict[str, npt.NDArray[Any]]:
     results = ResultColumns(run.requests)
-    return seen_columns(results) | {
+    return client_columns(results) | {
         "cached_tokens": array_of(results.cached_tokens, np.int64),
         "preemptions": array_of(results.preemptions, np.int64),
         "gaps_ms": thinned_gaps([(run.requests, run.delivered_ms)], MOST_GAPS),
     }
 
 
-def seen_columns(results: ResultColumns) -> dict[str, npt.NDArray[Any]]:
-    """Return what clients see of the requests of a run, by field of ``Forecast``."""
+def client_columns(results: ResultColumns) -> dict[str, npt.NDArray[Any]]:
     outcome = array_of(results.outcome, np.int64)
     return {
         "outcome": outcome.astype(np.int8),
@@ -177,7 +178,7 @@ def seen_columns(results: ResultColumns) -> dict[str, npt.NDArray[Any]]:
 
 def _member(model: Model, values: Sequence[float], speed: float) -> Model:
     parameters = {
-        name: Parameter(value=value * speed, unit=known.unit)
-        for (name, known), value in zip(model.parameters.items(), values, strict=True)
+        name: Parameter(value=value * speed, unit=parameter.unit)
+        for (name, parameter), value in zip(model.parameters.items(), values, strict=True)
     }
     return msgspec.structs.replace(model, parameters=parameters, draws=[], drift_log_sd=0.0)

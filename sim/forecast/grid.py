@@ -1,4 +1,4 @@
-"""Grid of a sweep, from a TOML file: values along axes, and the base beside which they stand."""
+"""Grid of a sweep from a TOML file: values by axis, and the base setting."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ MOST_POINTS: Final = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Combinations of values along axes."""
+    """Combinations of axis values, such as KV cache blocks and batch size."""
 
     path: Path
     base: Scenario = AS_CAPTURED
@@ -26,12 +26,11 @@ class Grid:
 
     @property
     def scenarios(self) -> list[Scenario]:
-        """Points over the base, those of the last axis next to each other."""
         return list(combinations(self.axes, self.base))
 
 
 def read_grid(path: Path) -> Grid:
-    """Read a grid. Raises InputError naming the file and the key."""
+    """Read a grid. Raises InputError naming file and key."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -63,13 +62,13 @@ def _axis(path: Path, table: str, key: str) -> tuple[Axis, str]:
     return axis, f"{path}: {table}.{key}"
 
 
-def _values(path: Path, key: str, told: Any) -> tuple[Axis, list[Any]]:
+def _values(path: Path, key: str, raw: Any) -> tuple[Axis, list[Any]]:
     axis, where = _axis(path, "axes", key)
-    if not isinstance(told, list) or not told:
-        raise InputError(f"{where}: {told!r}; expected values in brackets")
-    values = [_value(axis, value, where) for value in told]
+    if not isinstance(raw, list) or not raw:
+        raise InputError(f"{where}: {raw!r}; expected values in brackets")
+    values = [_value(axis, value, where) for value in raw]
     if len(set(values)) < len(values):
-        raise InputError(f"{where}: {told!r}; expected each value once")
+        raise InputError(f"{where}: {raw!r}; expected each value once")
     return axis, values
 
 
@@ -84,7 +83,6 @@ def _value(axis: Axis, value: Any, where: str) -> Any:
 
 
 def _placed(read: Callable[[], Any], where: str) -> Any:
-    """Return what ``read`` gives; its InputError begins with ``where``."""
     try:
         return read()
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Limits on forecasts, such as ``hit_rate.difference>=-1%`` on an effect and ``ttft.p90<=1s`` on a value, for CI."""
+"""Limits on forecast latency and prefix hits for CI: ``hit_rate.difference>=-1%``, ``ttft.p90<=1s``."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,10 +10,10 @@ from sim.forecast.results import EffectGate, ForecastPoint
 from tracefile.records.errors import InputError
 
 TIMES: Final = ("ttft", "itl", "e2e")
-"""Metrics with levels."""
+"""Latency metrics, by quantile level."""
 NUMBERS: Final = ("output_tokens_per_s", "hit_rate")
 KEYS: Final = ("difference", "ratio")
-"""Effects on the base; without one, the forecast itself is limited."""
+"""Effects against the base; no key: the forecast value."""
 
 
 def ttft(cohort: str, level: str) -> str:
@@ -21,7 +21,7 @@ def ttft(cohort: str, level: str) -> str:
 
 
 def parse_limit(flag: str, text: str, keys: Sequence[str] = ()) -> Threshold:
-    """Read a limit; raises InputError for one that no forecast could be held to. ``keys``: effects it may be on."""
+    """Parse a limit on latency, throughput or hit rate; ``keys``: allowed effects. Raises InputError."""
     limit = parse_threshold(flag, text, metrics=(*TIMES, *NUMBERS))
     timed = limit.metric in TIMES
     is_time = timed and limit.key != "ratio"
@@ -39,7 +39,7 @@ def parse_limit(flag: str, text: str, keys: Sequence[str] = ()) -> Threshold:
 
 
 def evaluate(gates: Sequence[Threshold], points: Sequence[ForecastPoint]) -> list[EffectGate]:
-    """Judge every scenario, else the base: members that differ leave it open, a value that is not known fails."""
+    """Evaluate gates on each scenario, else on the base. Disagreeing members: uncertain; unknown latency: failed."""
     scenarios = [point for point in points if point.kind == "scenario"]
     bases = [point for point in points if point.kind in ("capture", "base")]
     effects = [gate for gate in gates if gate.key is None or scenarios]  # a base differs from itself in nothing
@@ -57,18 +57,16 @@ def _evaluated(gate: Threshold, point: ForecastPoint) -> EffectGate:
 
 
 def _is_endless(gate: Threshold, point: ForecastPoint) -> bool:
-    """Return if a limit is on times of a saturated load, whose waits grow for as long as it lasts."""
+    """Return if a limit is on the latency of a saturated load, which grows with its duration."""
     return point.saturated and gate.metric in TIMES and gate.op in ("<", "<=")
 
 
 def _outcome(gate: Threshold, span: Span) -> tuple[bool, bool]:
-    """Return if the middle keeps a limit, and if the members agree."""
     passed = span.middle is not None and gate.holds(span.middle)
     return passed, all(gate.holds(end) == passed for end in (span.low, span.high) if end is not None)
 
 
 def measure_name(limit: Threshold) -> str:
-    """Return the measure that a limit is on, as forecasts name it."""
     if limit.metric == "ttft":
         return ttft(limit.cohort or ALL, _level(limit) or "")
     return limit.metric if limit.percentile is None else f"{limit.metric}.{_level(limit)}"

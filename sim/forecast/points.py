@@ -1,4 +1,4 @@
-"""Points of forecasts: a scenario's values by member, its effects, and what no capture supports."""
+"""Points of a forecast grid: latency and throughput by member, effects, and warnings beyond the captures."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -26,21 +26,21 @@ from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
 
 CONFIDENCE = 0.9
-"""Share of the members that must keep a limit."""
+"""Share of members that must meet a limit."""
 Task = tuple[Scenario, int]
 """Scenario and members."""
 
 
 @dataclass(frozen=True, slots=True)
 class PointValues:
-    """Forecast of a scenario: values by measure and member."""
+    """Forecast of a scenario: latency, throughput and hit rate by member."""
 
     values: dict[str, FloatArray]
     utilization: float | None = None
     """Null with one member."""
     saturated: bool = False
     warnings: Sequence[str] = ()
-    """Conditions that no capture showed."""
+    """Conditions beyond the fitted captures."""
     assumptions: Sequence[str] = ()
     curves: Mapping[str, Curve] | None = None
     """None with one member."""
@@ -48,7 +48,7 @@ class PointValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastConfig:
-    """Settings of every command that forecasts a capture."""
+    """Common settings of latency forecasts of a capture."""
 
     trace: Path
     model: Path
@@ -66,10 +66,10 @@ def config_of(arguments: argparse.Namespace) -> ForecastConfig:
 
 
 class PointForecast:
-    """Forecasts of scenarios of a capture; sent once to each process."""
+    """Forecaster of scenarios of one capture with one latency model; sent once to each process."""
 
     def __init__(self, config: ForecastConfig, flag: str = "", limits: Sequence[Threshold] = ()) -> None:
-        """Read model and capture. Raises InputError for one of the limits of ``flag`` on requests that it lacks."""
+        """Read latency model and capture. Raises InputError for a limit of ``flag`` on a missing cohort."""
         self.config, self.model = config, load_model(config.model)
         self.captured = read_captured(config.trace, self.model)
         self.cohorts = summing.cohorts_of(self.captured.records)
@@ -79,32 +79,33 @@ class PointForecast:
                 raise InputError(f"{flag} {limit.text}: the trace has no requests of {cohort}; expected another cohort")
 
     def __call__(self, task: Task, *, procs: int | None = 1, done: Callable[[], object] = lambda: None) -> PointValues:
-        """Return values by measure; with several members also demand, curves, and what no capture supports."""
+        """Return member values; with several members also utilization, curves and warnings."""
         scenario, count = task
         load = plan(self.captured, scenario)
-        drawn = [self.model] if count == 1 else ensemble.members(self.model, count, self.config.seed)
-        forecast = forecast_load(load, drawn, seed=self.config.seed, procs=procs, done=done)
-        waits = summing.waits_of(forecast, self.cohorts)
-        made = PointValues(summing.values_of(forecast, waits), assumptions=list(load.deployment.assumptions()))
+        models = [self.model] if count == 1 else ensemble.members(self.model, count, self.config.seed)
+        forecast = forecast_load(load, models, seed=self.config.seed, procs=procs, done=done)
+        samples = summing.ttft_samples(forecast, self.cohorts)
+        point_values = PointValues(
+            summing.values_of(forecast, samples), assumptions=list(load.deployment.assumptions())
+        )
         if count == 1:
-            return made
+            return point_values
         point, utilization = point_of(load, self.model)
         return replace(
-            made,
+            point_values,
             utilization=summing.finite(utilization),
             saturated=utilization >= 1.0,
             warnings=self._warnings(scenario, load, point),
-            curves={cohort: summing.curve_of(by_member) for cohort, by_member in waits.items()},
+            curves={cohort: summing.curve_of(by_member) for cohort, by_member in samples.items()},
         )
 
     def _warnings(self, scenario: Scenario, load: Load, point: PointRun) -> list[str]:
-        """Return conditions that no capture of the fit showed."""
         settings = [] if scenario == AS_CAPTURED else self.model.other_settings(load.engine)
         opened = saturation.open_parameters(self.model, point)
         return [*opened, *saturation.beyond_fit(point, self.model), *settings]
 
     def about(self, forecast: ForecastPoint | None = None) -> dict[str, Any]:
-        """Return fields of every result. ``own``: the forecast of the capture with its errors; None: it is made."""
+        """Return fields common to all results. ``forecast``: of the capture, with latency errors; None: computed."""
         captured, model = self.captured, self.model
         measured = None if forecast is not None else summing.measured_point(captured, self.cohorts)
         if measured is not None and plan(captured, AS_CAPTURED).serves:
@@ -118,7 +119,7 @@ class PointForecast:
             "verdicts": ["; ".join([*sentences, *([] if trust is None else [trust.sentence])])],
             "trusted": trust is None or trust.trusted,
             "notes": [
-                *filter(None, [captured.part_hashed]),
+                *filter(None, [captured.hash_coverage]),
                 *engine_warning(model, captured.meta, captured.engine),
             ],
             "trace_digest": captured.digest,
@@ -139,9 +140,9 @@ def make_point(
     base: Mapping[str, FloatArray] | None = None,
     **more: Any,
 ) -> ForecastPoint:
-    """Return a point with its effects against ``base``, and if enough members keep the limits."""
-    kept = [limit.meets(forecast.values[measure_name(limit)]) for limit in limits]
-    within = float(np.mean(np.all(kept, axis=0))) if kept else None
+    """Return a point with effects against ``base``, and whether enough members meet the latency limits."""
+    within_limits = [limit.meets(forecast.values[measure_name(limit)]) for limit in limits]
+    within = float(np.mean(np.all(within_limits, axis=0))) if within_limits else None
     served = not forecast.saturated and not np.median(forecast.values["unserved"])
     measures = {name: summing.measure_beside(name, forecast.values, base) for name in forecast.values}
     shares = {"within": within, "utilization": forecast.utilization}
@@ -164,5 +165,5 @@ def with_mark(point: ForecastPoint, *marks: str) -> ForecastPoint:
 
 
 def latency_of(limits: Sequence[Threshold]) -> str:
-    """Return the measure beside throughput: of the first limit on a time, else TTFT p90."""
+    """Return the latency measure beside throughput: of the first limit on a time, else TTFT p90."""
     return next((measure_name(limit) for limit in limits if limit.unit == "ms"), LATENCY)

@@ -1,4 +1,4 @@
-"""Results of forecasts as records, exactly as ``--json`` writes them; docs/metrics.md defines every key."""
+"""Forecast results (latency, throughput, hit rate) as ``--json`` writes them; docs/metrics.md defines the keys."""
 
 from collections.abc import Sequence
 from typing import Final, Literal
@@ -9,14 +9,13 @@ from report.grid.points import Grid, Point, Span
 
 NOT_TRUSTED: Final = " (not to be trusted: the model's error on this capture is larger than the gates' limits)"
 Kind = Literal["measured", "capture", "base", "scenario"]
-"""The trace's own numbers; their forecast, beside which they are the base; the forecast that effects are against, if it
-is another; others."""
+"""Measured load; its forecast (the default base); another base of the effects; scenarios."""
 Outcome = Literal["found", "all hold", "none holds"]
-"""``all hold``: the hardest value in range does; ``none holds``: the easiest value does not."""
+"""``all hold``: the hardest value in range holds; ``none holds``: the easiest value does not."""
 
 
 class EffectGate(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit on a scenario, judged at the middle member."""
+    """Limit on a scenario, evaluated at the median member."""
 
     gate: str
     point: str
@@ -25,13 +24,13 @@ class EffectGate(msgspec.Struct, frozen=True, kw_only=True):
     """``difference`` or ``ratio``; null: the forecast itself."""
     passed: bool
     sure: bool
-    """False: a part of the members disagrees, so that it neither passed nor failed."""
+    """False: members disagree, so the gate neither passed nor failed."""
     span: Span | None
-    """Null: the forecast has no such number."""
+    """Null: the forecast lacks the measure."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFT survival: the share of requests still without a first token after each time."""
+    """TTFT survival: share of requests without a first token after each time."""
 
     time_ms: list[float]
     survival: list[float]
@@ -40,16 +39,16 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForecastPoint(Point, frozen=True, kw_only=True):
-    """A combination of values, forecast; or the captured load as measured."""
+    """Forecast latency and throughput of one setting; or the measured load."""
 
     kind: Kind = "scenario"
     members: int
     """Null with one member: effects, and the measure ``utilization``."""
     gpus: int = 1
     changes: int = 0
-    """Axes on which it differs from today's setting."""
+    """Axes that differ from today's setting."""
     same_load: bool = True
-    """Its traffic is that of today's setting: rate, prompts, events."""
+    """Rate, prompts and events are those of today's setting."""
     curves: dict[str, Curve] = msgspec.field(default_factory=dict)
     """By cohort. Empty: a sweep has many points."""
 
@@ -80,5 +79,4 @@ class ForecastGrid(Grid, frozen=True, kw_only=True):
     """Of ``sim search``."""
 
     def marked(self, mark: str) -> ForecastPoint | None:
-        """Return the first point with a mark: ``today``, ``chosen``."""
         return next((point for point in self.points if mark in point.marks), None)

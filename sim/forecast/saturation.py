@@ -1,7 +1,7 @@
-"""Utilization of an engine: the step time that a load asks for over the step time that the engine can give.
+"""Utilization of an engine: step time that a load needs over the step time that the engine has.
 
-A step costs a constant, and work for each token and request in it. Capacity is measured with full batches: the same
-requests, each handed over as soon as there is room for it. Warnings name what the fit's captures did not show.
+A scheduler step costs a constant, plus work per token and request in the batch. Capacity is measured with full batches:
+all requests queued from the start. Warnings name conditions beyond the fitted captures.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,19 +25,19 @@ from tracefile.records.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class PointRun:
-    """A run without noise at the model's own parameters, kept for its steps."""
+    """Noise-free run with the counts of each scheduler step."""
 
     counts: FloatArray
     """Counts by step and term: a row's terms, in the order of ``TERMS``."""
     costs: FloatArray
     prompt_tokens: IntArray
-    """Of the requests that were admitted; and their cached tokens."""
+    """Prompt and cached tokens of admitted requests."""
     cached_tokens: IntArray
     starts_ms: FloatArray
-    """Of the steps; and their ends."""
+    """Start and end of each step."""
     ends_ms: FloatArray
     last_admitted_ms: float
-    """Minus infinity: none was."""
+    """Minus infinity: no admission."""
 
 
 def run_point(arrivals: Arrivals, config: EngineConfig, model: Model, deployment: Deployment | None = None) -> PointRun:
@@ -46,7 +46,6 @@ def run_point(arrivals: Arrivals, config: EngineConfig, model: Model, deployment
 
 
 def point_run(engine: Engine, requests: Iterable[SimulatedRequest], model: Model) -> PointRun:
-    """Return a run of one engine that kept its rows."""
     admitted = [request for request in requests if request.cached_tokens != NOT_ADMITTED]
     return PointRun(
         rows_of(engine),
@@ -62,26 +61,26 @@ def point_run(engine: Engine, requests: Iterable[SimulatedRequest], model: Model
 def utilization_of(
     run: PointRun, arrivals: Arrivals, config: EngineConfig, model: Model, local: Arrivals | None = None
 ) -> float:
-    """Return the work that ``arrivals``, simulated in ``run``, ask of the engine per second, over its capacity.
+    """Return work per second that ``arrivals``, simulated in ``run``, need, over the engine's capacity.
 
-    From 1 on the engine cannot keep up, however long it runs. NaN: fewer than two independent arrivals. ``own``: those
-    of them that the engine got; None: all.
+    From 1 on the engine falls behind without end. NaN: fewer than two independent arrivals. ``local``: the requests of
+    this engine; None: all.
     """
     roots_ms = arrivals.arrival_ms[(arrivals.parents == NOBODY) & arrivals.runs]
     span_ms = float(np.ptp(roots_ms)) if len(roots_ms) > 1 else 0.0
-    # n arrivals make n − 1 spaces between them: a space's worth of work is what comes in it.
+    # n arrivals have n − 1 gaps: the work of n − 1 requests comes in the span.
     per_ms = (1.0 - 1.0 / len(roots_ms)) / span_ms if span_ms > 0.0 else np.nan
     return _work_ms(run.counts, run) * per_ms / _capacity(arrivals if local is None else local, config, model)
 
 
 def _work_ms(counts: FloatArray, run: PointRun) -> float:
-    """Return the time of steps without what each costs whatever is in it."""
+    """Return prefill and decode work in ms, without the constant cost of steps."""
     work = np.array([term.work != "step" for term in TERMS[: len(run.costs)]])
     return float((counts * run.costs)[:, work].sum())
 
 
 def _capacity(arrivals: Arrivals, config: EngineConfig, model: Model) -> float:
-    """Work per second until the last admission, with every request in the queue from the beginning."""
+    """Return work per second until the last admission, with all requests queued at the start: full batches."""
     run = run_point(_at_once(arrivals), config, model)
     ends_ms = run.ends_ms
     until = int(np.searchsorted(ends_ms, run.last_admitted_ms, side="right"))
@@ -95,10 +94,10 @@ def _capacity(arrivals: Arrivals, config: EngineConfig, model: Model) -> float:
 
 
 def _at_once(arrivals: Arrivals) -> Arrivals:
-    """Queue all requests at time 0, in the order in which they came; none waits for another or is aborted."""
+    """Queue all requests at time 0 in arrival order, without parents and aborts, for full batches."""
     order = np.argsort(arrivals.arrival_ms, kind="stable")
     queued, nothing = arrivals.select(order), np.full(len(order), np.nan)
-    seen = np.maximum(arrivals.batch.numbers("output_tokens")[queued.rows], 1)
+    generated = np.maximum(arrivals.batch.numbers("output_tokens")[queued.rows], 1)
     return replace(
         queued,
         numbers=np.arange(len(order)),
@@ -106,14 +105,14 @@ def _at_once(arrivals: Arrivals) -> Arrivals:
         parents=np.full(len(order), NOBODY),
         think_ms=nothing,
         abort_after_ms=nothing,
-        output_tokens=np.minimum(queued.output_tokens, seen),
+        output_tokens=np.minimum(queued.output_tokens, generated),
     )
 
 
 MATTERS = 0.05
-"""Share of the step time from which a parameter that the captures leave open is worth a warning."""
+"""Share of the step time from which an unidentified parameter gets a warning."""
 FARTHER = 1.25
-"""How much more of something than the capture had is out of its range."""
+"""Ratio to the fitted extent from which a load is out of range."""
 BEYOND_LOG_SD = 0.2
 """Standard deviation of log(speed) for each doubling beyond the captures. With 32 outputs at once instead of the 16
 fitted, a real engine was 25 % faster than its forecast at the median."""
@@ -127,7 +126,6 @@ _NEARLY_ALL = 0.98
 
 
 def _extents(run: PointRun) -> dict[str, float]:
-    """Extents of ``run`` as ``sim.fit.identification.Coverage`` has them of captures: outliers do not count."""
     decoding = run.counts[:, DECODES]
     depth = run.counts[:, KV_TOKENS] + run.counts[:, REPEATED_KV_TOKENS]
     prompts, uncached = run.prompt_tokens, run.prompt_tokens - run.cached_tokens
@@ -141,36 +139,36 @@ def _extents(run: PointRun) -> dict[str, float]:
 
 
 def _beyond(run: PointRun, model: Model) -> dict[str, tuple[float, float]]:
-    """Extents of ``run`` that are farther than those of the captures that ``model`` was fitted on, and these."""
-    covered, there = model.diagnostics.get("coverage") or {}, _extents(run)
-    known = {name: float(covered.get(name) or 0.0) for name in _EXTENTS_OF_FIT}
-    return {name: (there[name], most) for name, most in known.items() if most and there[name] > FARTHER * most}
+    """Return extents of ``run`` beyond the fitted captures, with the fitted extents (tokens, batch size)."""
+    covered, reached = model.diagnostics.get("coverage") or {}, _extents(run)
+    fitted = {name: float(covered.get(name) or 0.0) for name in _EXTENTS_OF_FIT}
+    return {name: (reached[name], most) for name, most in fitted.items() if most and reached[name] > FARTHER * most}
 
 
 def beyond_fit(run: PointRun, model: Model) -> Iterator[str]:
-    """Yield extents of ``run`` that are farther than those of the captures that ``model`` was fitted on."""
-    for name, (there, known) in _beyond(run, model).items():
-        yield f"{there:,.0f} {_EXTENTS_OF_FIT[name]}, fitted up to {known:,.0f}"
+    """Yield the token and batch extents of ``run`` beyond the fitted captures, in words."""
+    for name, (reached, fitted) in _beyond(run, model).items():
+        yield f"{reached:,.0f} {_EXTENTS_OF_FIT[name]}, fitted up to {fitted:,.0f}"
 
 
 def beyond_log_sd(run: PointRun, model: Model) -> float:
-    """Standard deviation of log(speed) of a forecast for ``run`` beyond its fit: by the farthest extent."""
-    ratios = [there / known for there, known in _beyond(run, model).values()]
+    """Return the extra standard deviation of log(speed) of a latency forecast beyond the fit: largest extent."""
+    ratios = [reached / fitted for reached, fitted in _beyond(run, model).values()]
     return BEYOND_LOG_SD * float(np.log2(max(ratios, default=1.0)))
 
 
 def open_parameters(model: Model, run: PointRun) -> Iterator[str]:
-    """Yield parameters that are not identified and may take a large share of the step time of ``run``."""
+    """Yield unidentified parameters that may take a large share of the step latency of ``run``."""
     for column, term in enumerate(STEP_TERMS):
         parameter = model.parameters.get(term.name)
         if parameter is None or parameter.identified or (share := _most_share(run, column, parameter)) < MATTERS:
             continue
         why = f" ({parameter.note})" if parameter.note else ""
-        yield f"{term.name} is not identified{why}, and up to {share:.0%} of the step time may be its"
+        yield f"{term.name} is not identified{why}, and may take up to {share:.0%} of the step time"
 
 
 def _most_share(run: PointRun, column: int, parameter: Parameter) -> float:
     times_ms = run.counts.sum(axis=0) * run.costs
-    own_ms = float(run.counts[:, column].sum()) * max(parameter.value, parameter.high or 0.0)
-    rest_ms = float(times_ms.sum() - times_ms[column])
-    return own_ms / (own_ms + rest_ms) if own_ms else 0.0
+    parameter_ms = float(run.counts[:, column].sum()) * max(parameter.value, parameter.high or 0.0)
+    other_ms = float(times_ms.sum() - times_ms[column])
+    return parameter_ms / (parameter_ms + other_ms) if parameter_ms else 0.0

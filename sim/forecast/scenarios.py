@@ -1,4 +1,4 @@
-"""Scenarios of a what-if: differences from a capture, read from flags."""
+"""Scenarios of a what-if: changes to KV cache, scheduler, rate or fleet, read from flags."""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ BASELINE = "as captured"
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Differences from the capture: engine settings, the rate as a multiple, prompts that share no block."""
+    """Differences from the capture: engine settings, rate factor, cold prompts (no shared prefix block), fleet."""
 
     settings: Mapping[str, Any]
     rate: float = 1.0
@@ -39,7 +39,6 @@ class Scenario:
 
     @property
     def differences(self) -> dict[str, int | float | str | bool]:
-        """Settings that are not the capture's, by name."""
         names = ("replicas", "route")
         fleet = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(AS_CAPTURED, name)}
         events = {"events": ", ".join(self.events)} if self.events else {}
@@ -50,18 +49,18 @@ class Scenario:
         return self.name_beside(AS_CAPTURED) or BASELINE
 
     def name_beside(self, base: "Scenario") -> str:
-        """Return the differences from ``base`` in words; empty: none."""
         pairs = [(axis, axis.value_in(self), axis.value_in(base)) for axis in AXES]
         differ = [(axis, value) for axis, value, before in pairs if value != before]
-        return ", ".join((axis.said(value) if value is not None else "") or f"no {axis.name}" for axis, value in differ)
+        return ", ".join(
+            (axis.describe(value) if value is not None else "") or f"no {axis.name}" for axis, value in differ
+        )
 
 
 AS_CAPTURED = Scenario({})
 
 
 def add_scenario_flags(parser: Parser) -> None:
-    """Declare the flags of a scenario. Several values of a flag, separated by commas, make several scenarios."""
-    different = parser.add_argument_group("what differs", "N,N,… are several scenarios; several flags: all together")
+    different = parser.add_argument_group("scenario", "N,N,… are several scenarios; several flags are combined")
     for axis in AXES:
         if axis.kind is bool:
             different.add_argument(axis.flag, action="store_true", help=axis.help)
@@ -73,7 +72,6 @@ def add_scenario_flags(parser: Parser) -> None:
 
 
 def add_capture_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of a command that forecasts a capture."""
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim calibrate")
     add_page_argument(parser)
@@ -82,24 +80,23 @@ def add_capture_arguments(parser: argparse.ArgumentParser) -> None:
         "--members",
         type=int,
         default=32,
-        help="forecasts of each load, each with its own parameters and noise; more: finer intervals",
+        help="forecasts per scenario, each with drawn parameters and noise; more: finer intervals",
     )
     parser.add_argument("--seed", type=seed, default=0, help="seed of the members and their noise")
 
 
 def checked_members(members: int) -> int:
-    """Return ``--members``. Raises InputError under two, which show no spread."""
     if members < 2:
         raise InputError(f"--members: {members}; expected 2 or more")
     return members
 
 
 def scenarios_of(arguments: argparse.Namespace, base: Scenario = AS_CAPTURED, searched: str = "") -> list[Scenario]:
-    """Return every combination of the values given, over ``base``; ``searched``: an axis that gets values later.
+    """Return all combinations of flag values over ``base``; ``searched``: an axis whose values come later.
 
-    Raises InputError naming the flag that is wrong.
+    Raises InputError naming the invalid flag.
     """
-    choices = {axis: values for axis in AXES if (values := _asked(axis, arguments))}
+    choices = {axis: values for axis in AXES if (values := _flag_values(axis, arguments))}
     refuse_alone({searched, *(axis.name for axis in choices), *axes_in(base)})
     count = prod(map(len, choices.values()))
     if count > MOST_SCENARIOS:
@@ -108,38 +105,36 @@ def scenarios_of(arguments: argparse.Namespace, base: Scenario = AS_CAPTURED, se
 
 
 def axes_in(scenario: Scenario) -> list[str]:
-    """Names of the axes on which a scenario differs from the capture."""
     return [axis.name for axis in AXES if axis.value_in(scenario) != axis.value_in(AS_CAPTURED)]
 
 
-def _asked(axis: "Axis", arguments: argparse.Namespace) -> list[Any]:
-    """Return the values that a flag gives; none: it is not given. Events come all together."""
-    given = getattr(arguments, axis.name.replace("-", "_"))
-    if not given or axis.kind is bool:
-        return [axis.on] if given else []
-    if isinstance(given, list):
-        return [tuple(given)]
-    return [axis.read(axis.flag, word) for word in _words(axis.flag, given)]
+def _flag_values(axis: "Axis", arguments: argparse.Namespace) -> list[Any]:
+    flag_value = getattr(arguments, axis.name.replace("-", "_"))
+    if not flag_value or axis.kind is bool:
+        return [axis.on] if flag_value else []
+    if isinstance(flag_value, list):
+        return [tuple(flag_value)]
+    return [axis.read(axis.flag, word) for word in _words(axis.flag, flag_value)]
 
 
 def combinations(choices: Mapping["Axis", Sequence[Any]], base: Scenario) -> Iterator[Scenario]:
-    """Yield every combination of values over ``base``; those of the last axis change first."""
+    """Yield all combinations of values over ``base``; the last axis changes first."""
     for values in product(*choices.values()):
-        made = base
+        scenario = base
         for axis, value in zip(choices, values, strict=True):
-            made = axis.put(made, value)
-        yield made
+            scenario = axis.put(scenario, value)
+        yield scenario
 
 
 def parse_base(text: str) -> Scenario:
-    """Read ``--base``: NAME=VALUE,… or a flag's name alone. Raises InputError naming the word that is wrong."""
+    """Parse ``--base``: NAME=VALUE,… or the name of a switch. Raises InputError naming the invalid word."""
     base = AS_CAPTURED
     for word in _words("--base", text):
         name, _, value = word.partition("=")
         axis = AXIS_OF.get(name)
         if axis is None or (axis.kind is bool and word != name):
-            known = [key if other.kind is bool else f"{key}={other.metavar}" for key, other in AXIS_OF.items()]
-            raise InputError(f"--base: {word!r}; expected some of {', '.join(known)}")
+            expected = [key if other.kind is bool else f"{key}={other.metavar}" for key, other in AXIS_OF.items()]
+            raise InputError(f"--base: {word!r}; expected some of {', '.join(expected)}")
         base = axis.put(base, axis.on if axis.kind is bool else axis.read(f"--base {name}", value))
     return base
 
@@ -158,7 +153,7 @@ def _route(flag: str, word: str) -> str:
 
 
 def _events(flag: str, word: str) -> tuple[str, ...]:
-    """Return an event; an empty word is none, beside which a grid has others."""
+    """Return an event; an empty word means no event."""
     if not word:
         return ()
     parse_event(word)
@@ -170,7 +165,7 @@ WHOLE = integer(0)
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A quantity in which scenarios differ: a flag, a word of ``--base`` and a key of a grid, all of one name."""
+    """Setting that scenarios change: a flag, a name in ``--base`` and a key of a grid."""
 
     name: str
     kind: type
@@ -184,7 +179,7 @@ class Axis:
     """Field of the engine's settings, of ``Deployment`` or of ``Scenario``; empty: as named."""
     on: bool = True
     """Value of a ``bool`` that is given."""
-    say: Callable[[Any], str] | None = None
+    words: Callable[[Any], str] | None = None
     """Value in words; None: after the name."""
 
     @property
@@ -192,56 +187,54 @@ class Axis:
         return f"--{self.name}"
 
     @property
-    def own_field(self) -> str:
+    def target_field(self) -> str:
         return self.field or self.name.replace("-", "_")
 
-    def said(self, value: Any) -> str:
-        return f"{self.name} {value}" if self.say is None else self.say(value)
+    def describe(self, value: Any) -> str:
+        return f"{self.name} {value}" if self.words is None else self.words(value)
 
     def value_in(self, scenario: Scenario) -> Any:
-        """Return the scenario's value; None: as captured."""
-        own = self.own_field
-        if own in Scenario.__dataclass_fields__:
-            return getattr(scenario, own)
-        return (scenario.deployment if own in Deployment.__dataclass_fields__ else scenario.settings).get(own)
+        target = self.target_field
+        if target in Scenario.__dataclass_fields__:
+            return getattr(scenario, target)
+        return (scenario.deployment if target in Deployment.__dataclass_fields__ else scenario.settings).get(target)
 
     def put(self, scenario: Scenario, value: Any) -> Scenario:
-        """Return the scenario with this value."""
-        own = self.own_field
-        if own in Scenario.__dataclass_fields__:
-            return replace(scenario, **{own: value})
-        if own in Deployment.__dataclass_fields__:
-            return replace(scenario, deployment={**scenario.deployment, own: value})
-        return replace(scenario, settings={**scenario.settings, own: value})
+        target = self.target_field
+        if target in Scenario.__dataclass_fields__:
+            return replace(scenario, **{target: value})
+        if target in Deployment.__dataclass_fields__:
+            return replace(scenario, deployment={**scenario.deployment, target: value})
+        return replace(scenario, settings={**scenario.settings, target: value})
 
 
 AXES = (
-    Axis("cold-prompts", bool, help="nothing is shared: every block is unique", say=lambda on: "cold prompts" * on),
+    Axis("cold-prompts", bool, help="no prompt shares a prefix block", words=lambda on: "cold prompts" * on),
     Axis(
         "rate",
         float,
         "X",
-        "times the captured rate; think times stay",
+        "factor of the captured rate; think times do not change",
         positive,
-        say=lambda rate: f"rate ×{rate:g}",
+        words=lambda rate: f"rate ×{rate:g}",
     ),
     Axis("num-gpu-blocks", int, "N", "KV blocks, the null block included"),
-    Axis("max-num-seqs", int, "N", "requests running at once"),
-    Axis("max-num-batched-tokens", int, "N", "tokens per step"),
+    Axis("max-num-seqs", int, "N", "most requests in a batch"),
+    Axis("max-num-batched-tokens", int, "N", "token budget of a step"),
     Axis("block-size", int, "N", "tokens per block; same memory unless --num-gpu-blocks"),
     Axis(
         "no-prefix-caching",
         bool,
-        help="nothing is hashed or hit",
+        help="prefix caching off",
         field="enable_prefix_caching",
         on=False,
-        say=lambda on: f"prefix caching {'on' if on else 'off'}",
+        words=lambda on: f"prefix caching {'on' if on else 'off'}",
     ),
-    Axis("replicas", int, "N", read=lambda _, word: replicas_of(word), say=lambda n: f"{n} replica{'s' * (n != 1)}"),
-    Axis("route", str, "POLICY", read=_route, say=str),
-    Axis("event", str, "EVENT", read=_events, field="events", say=", ".join),
-    *(Axis(name, *one) for name, one in DEPLOYMENT_FLAGS.items()),
+    Axis("replicas", int, "N", read=lambda _, word: replicas_of(word), words=lambda n: f"{n} replica{'s' * (n != 1)}"),
+    Axis("route", str, "POLICY", read=_route, words=str),
+    Axis("event", str, "EVENT", read=_events, field="events", words=", ".join),
+    *(Axis(name, *spec) for name, spec in DEPLOYMENT_FLAGS.items()),
 )
-"""Everything in which scenarios may differ, in the order of their names and of a grid's columns."""
+"""All axes, in the order of scenario names and grid columns."""
 AXIS_OF = {axis.name: axis for axis in AXES}
 SCENARIO_FLAGS = ", ".join(axis.flag for axis in AXES)

@@ -1,6 +1,6 @@
-"""``sim search``: the smallest cache or fleet, or the highest rate, with which a latency percentile keeps a limit.
+"""``sim search``: smallest KV cache or fleet, or highest rate, that keeps a latency limit.
 
-A bisection from the easy end (largest cache, lowest rate): every value tried on the easy side of the answer holds.
+A bisection from the easy end (largest cache, lowest rate): all values tried on the easy side of the answer hold.
 """
 
 import argparse
@@ -34,14 +34,14 @@ from tracefile.records.errors import InputError
 
 RATE: Final = "rate"
 RATES: Final = (0.1, 10.0)
-"""Searched unless asked otherwise, as multiples of the captured rate."""
+"""Default range, as factors of the captured rate."""
 REPLICAS: Final = (1, 16)
-"""Searched unless asked otherwise."""
+"""Default range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Quantity to search, and its limits."""
+    """Searched quantity and its latency limit."""
 
     quantity: str
     target: Threshold
@@ -52,13 +52,12 @@ class Question:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search and print; 1 if no value holds."""
     quantity: str = arguments.minimize or arguments.maximize
     html = page_path(arguments, [arguments.trace, arguments.latency_model])
     question = Question(
         quantity=quantity,
         target=parse_limit("--target", arguments.target),
-        scenario=_only_one(scenarios_of(arguments, searched=quantity), quantity),
+        scenario=_base_scenario(scenarios_of(arguments, searched=quantity), quantity),
         between=None if arguments.between is None else _between(arguments.between, quantity),
     )
     result = search(points.config_of(arguments), question)
@@ -116,12 +115,11 @@ def _sentence(result: ForecastGrid, question: Question, ends: tuple[float, float
         return f"Not reachable: {target} holds at no {quantity} between {low} and {high}; {best.name} {state}"
     sentence = f"{'Highest' if quantity == RATE else 'Smallest'} {quantity} for {target}: {answer.name}"
     sentence += "" if result.trusted else NOT_TRUSTED
-    beyond = ", the end of what was asked: it may hold beyond (--between)"
+    beyond = ", the end of the range; extend it with --between"
     return sentence + (beyond if result.outcome == "all hold" else "")
 
 
 def _at(question: Question, value: float) -> Scenario:
-    """Return the scenario with a value of what is searched. Raises InputError for one that its flag refuses."""
     axis = AXIS_OF[question.quantity]
     return axis.put(question.scenario, axis.read(axis.flag, str(value if question.quantity == RATE else round(value))))
 
@@ -134,12 +132,12 @@ def _widest(captured: Captured, question: Question) -> tuple[float, float]:
     load = plan(captured, _at(question, MOST))
     size = load.engine.block_size
     arrivals = load.arrivals
-    held = -(-(arrivals.prompt_tokens + arrivals.output_tokens - 1) // size)[arrivals.runs]
-    least = int(held.max(initial=1)) + 1
+    request_blocks = -(-(arrivals.prompt_tokens + arrivals.output_tokens - 1) // size)[arrivals.runs]
+    least = int(request_blocks.max(initial=1)) + 1
     return float(least), float(max(load.most_blocks + 1, least))
 
 
-def _only_one(scenarios: Sequence[Scenario], quantity: str) -> Scenario:
+def _base_scenario(scenarios: Sequence[Scenario], quantity: str) -> Scenario:
     if len(scenarios) > 1:
         raise InputError(f"{len(scenarios)} scenarios; expected one value of each flag, as {quantity} is varied")
     scenario = scenarios[0] if scenarios else Scenario({})
@@ -158,7 +156,7 @@ def _between(text: str, quantity: str) -> tuple[float, float]:
 
 
 def bisect(easy: float, hard: float, holds: Callable[[float], bool], tolerance: float, *, counts: bool) -> float | None:
-    """Return the value nearest to ``hard`` that holds, to a share of ``tolerance``; None: ``easy`` does not."""
+    """Return the value nearest to ``hard`` that holds, within a relative ``tolerance``; None: ``easy`` fails."""
     if not holds(easy):
         return None
     if holds(hard):

@@ -1,4 +1,4 @@
-"""Summary of a load, forecast by member or measured: TTFT quantiles by cohort, engine numbers, survival curves."""
+"""Summary of a forecast or measured load: TTFT quantiles by cohort, throughput, hit rate, survival curves."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -34,7 +34,6 @@ POINTS = 160
 
 
 def cohorts_of(records: Sequence[Record]) -> dict[str, IntArray]:
-    """Return places of all requests, of first turns and of later ones; the last two where the trace knows turns."""
     turns = np.array([record.turn or 0 for record in records])
     indexes = {
         ALL: np.arange(len(records)),
@@ -45,7 +44,7 @@ def cohorts_of(records: Sequence[Record]) -> dict[str, IntArray]:
 
 
 def ttft_sample(forecast: Forecast, member: int, rows: IntArray) -> LatencySample:
-    """TTFT of a member's requests, each waited for to its end."""
+    """Return TTFTs of a member's requests; aborted requests are censored."""
     arrival_ms, ttft_ms, e2e_ms = (
         column[member, rows] for column in (forecast.arrival_ms, forecast.ttft_ms, forecast.e2e_ms)
     )
@@ -53,33 +52,32 @@ def ttft_sample(forecast: Forecast, member: int, rows: IntArray) -> LatencySampl
     gave_up = ~came & (forecast.outcome[member, rows] == ABORTED)
     end = np.where(came, EVENT, np.where(gave_up, CENSORED, FAILED)).astype(np.int8)
     time_ms = np.where(came, ttft_ms, e2e_ms)
-    known = ~np.isnan(arrival_ms) & ~np.isnan(time_ms)
-    return latency_sample(time_ms[known], end[known], rows[known])
+    complete = ~np.isnan(arrival_ms) & ~np.isnan(time_ms)
+    return latency_sample(time_ms[complete], end[complete], rows[complete])
 
 
-def values_of(forecast: Forecast, waits: Mapping[str, Sequence[LatencySample]]) -> dict[str, FloatArray]:
-    """Return the members' values by measure; infinite: fewer requests than that had a first token."""
+def values_of(forecast: Forecast, samples: Mapping[str, Sequence[LatencySample]]) -> dict[str, FloatArray]:
+    """Return latency and engine measures by member; infinite: the quantile is not reached."""
     values = _engine_values(forecast)
-    for cohort, by_member in waits.items():
+    for cohort, by_member in samples.items():
         rows = np.array([quantiles(sample, incidence(sample), np.array([*LEVELS.values()])) for sample in by_member])
         values |= {ttft(cohort, level): column for level, column in zip(LEVELS, rows.T, strict=True)}
     return values
 
 
-def waits_of(forecast: Forecast, cohorts: Mapping[str, IntArray]) -> dict[str, list[LatencySample]]:
-    """Return waits for the first token by cohort and member."""
+def ttft_samples(forecast: Forecast, cohorts: Mapping[str, IntArray]) -> dict[str, list[LatencySample]]:
     return {
         name: [ttft_sample(forecast, member, rows) for member in range(forecast.members)]
         for name, rows in cohorts.items()
     }
 
 
-def curve_of(waits: Sequence[LatencySample]) -> Curve:
-    """Return the survival curve of members, up to the middle member's last first token."""
-    last_ms = float(np.median([max(sample.time_ms[sample.end == EVENT], default=0.0) for sample in waits]))
-    first_ms = max(min(float(sample.time_ms[0]) if len(sample) else 1.0 for sample in waits), 1e-3)
+def curve_of(samples: Sequence[LatencySample]) -> Curve:
+    """Return the TTFT survival curve of members, up to the median member's last first token."""
+    last_ms = float(np.median([max(sample.time_ms[sample.end == EVENT], default=0.0) for sample in samples]))
+    first_ms = max(min(float(sample.time_ms[0]) if len(sample) else 1.0 for sample in samples), 1e-3)
     grid_ms = np.geomspace(first_ms, max(last_ms, first_ms), POINTS)
-    waiting = np.array([survival_at(sample, incidence(sample), grid_ms) for sample in waits])
+    waiting = np.array([survival_at(sample, incidence(sample), grid_ms) for sample in samples])
     middle, low, high = np.round([interval(column) for column in waiting.T], 5).T.tolist()
     return Curve(
         time_ms=[round(time_ms, 3) for time_ms in grid_ms.tolist()],
@@ -112,14 +110,17 @@ def _engine_values(forecast: Forecast) -> dict[str, FloatArray]:
 
 
 def _order_statistics(values: FloatArray) -> FloatArray:
-    """Return the values at ``LEVELS``, NaN values left out; NaN of none."""
-    known = values[~np.isnan(values)]
+    """Return latency quantiles at ``LEVELS`` without NaN; NaN for no value."""
+    finite_values = values[~np.isnan(values)]
     levels = list(LEVELS.values())
-    return np.quantile(known, levels, method="inverted_cdf") if len(known) else np.full(len(levels), np.nan)
+    return (
+        np.quantile(finite_values, levels, method="inverted_cdf")
+        if len(finite_values)
+        else np.full(len(levels), np.nan)
+    )
 
 
 def span_of(values: FloatArray) -> Span:
-    """Return the members' values as a span; null: infinite."""
     middle, low, high = map(finite, interval(values))
     return Span(middle=middle, low=low, high=high)
 
@@ -129,15 +130,15 @@ def finite(value: float) -> float | None:
 
 
 def measured_point(captured: Captured, cohorts: Mapping[str, IntArray]) -> ForecastPoint | None:
-    """Return the captured load as its trace has it; None: the trace has no times, or was simulated."""
+    """Return the measured latency and hit rate of a trace; None: no times, or a simulated trace."""
     run = make_run("measured", captured.path.name, captured.meta, captured.records)
-    waits = {name: latency_samples.ttft_sample(run, rows) for name, rows in cohorts.items()}
-    waits = {name: sample for name, sample in waits.items() if sample.count(EVENT)}
-    if captured.meta.source == "sim" or not (waits or np.isfinite(run.e2e_ms).any()):
+    samples = {name: latency_samples.ttft_sample(run, rows) for name, rows in cohorts.items()}
+    samples = {name: sample for name, sample in samples.items() if sample.count(EVENT)}
+    if captured.meta.source == "sim" or not (samples or np.isfinite(run.e2e_ms).any()):
         return None
     values = dict(_measured_values(captured, run))
     levels = np.array(list(LEVELS.values()))
-    for cohort, sample in waits.items():
+    for cohort, sample in samples.items():
         at_levels = quantiles(sample, incidence(sample), levels).tolist()
         values |= {ttft(cohort, level): value for level, value in zip(LEVELS, at_levels, strict=True)}
     spans = {name: span_of(np.array([value])) for name, value in values.items()}
@@ -147,7 +148,7 @@ def measured_point(captured: Captured, cohorts: Mapping[str, IntArray]) -> Forec
         settings={},
         members=1,
         measures={name: Measure(value=span) for name, span in spans.items() if span.middle is not None},
-        curves={name: curve_of([sample]) for name, sample in waits.items()},
+        curves={name: curve_of([sample]) for name, sample in samples.items()},
     )
 
 
@@ -165,7 +166,7 @@ def _measured_values(captured: Captured, run: Run) -> Iterator[tuple[str, float]
 
 
 def measure_beside(name: str, values: Mapping[str, FloatArray], base: Mapping[str, FloatArray] | None) -> Measure:
-    """Return a measure; ``base``: the members' values of another point."""
+    """Return a measure with its effect on ``base``: member values of another point."""
     local = values[name]
     if base is None or name not in base:
         return Measure(value=span_of(local))
@@ -176,7 +177,6 @@ def measure_beside(name: str, values: Mapping[str, FloatArray], base: Mapping[st
 
 
 def with_errors(point: ForecastPoint, measured: ForecastPoint) -> ForecastPoint:
-    """Add forecast / measured to the forecast of a capture."""
     measures = dict(point.measures)
     for name, measure in point.measures.items():
         truth, value = measured.middle(name), measure.value
@@ -187,7 +187,7 @@ def with_errors(point: ForecastPoint, measured: ForecastPoint) -> ForecastPoint:
 
 
 def trust_in(point: ForecastPoint) -> Trust | None:
-    """Return how far a capture's own forecast, with its errors, is to be trusted; None: nothing was measured."""
+    """Return the trust in the latency forecast of a capture, by its errors; None: not measured."""
     spans = {level: measure for level in LEVELS if (measure := point.measures[ttft(ALL, level)]).ratio is not None}
     errors = {
         level: cell.ratio.middle - 1.0 for level, cell in spans.items() if cell.ratio and cell.ratio.middle is not None
@@ -197,7 +197,6 @@ def trust_in(point: ForecastPoint) -> Trust | None:
 
 
 def _band(span: Span) -> float:
-    """Return half of a span over its middle; infinite: open above."""
     if span.middle is None or span.low is None or span.high is None:
         return np.inf
     return (span.high - span.low) / 2.0 / max(span.middle, 1e-9)

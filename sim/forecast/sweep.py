@@ -1,7 +1,7 @@
-"""``sim sweep``: a capture forecast at every point of a grid, on all cores.
+"""``sim sweep``: forecast latency and throughput of a capture at all points of a grid, on all cores.
 
-Each point is forecast once; then today's setting, the Pareto set and the choice by an ensemble. A point's numbers
-depend on nothing but its scenario.
+Each point is forecast once; today's setting, the Pareto set and the choice then get an ensemble. The numbers of a point
+depend on its scenario alone.
 """
 
 import argparse
@@ -32,16 +32,16 @@ from tracefile.commandline.progress import counted
 from tracefile.records.errors import InputError
 
 EVEN: Final = 0.02
-"""Values that differ by no more are equal."""
+"""Largest relative difference of equal values."""
 LEAST_MS: Final = 1e-3
-"""Latency of no wait at all, which has no logarithm."""
+"""Latency in place of 0, which has no logarithm."""
 MOST_REFINED: Final = 24
-"""Points that get all members, at most."""
+"""Most points with all members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Limits that the chosen point keeps, and prices."""
+    """Latency limits of the chosen point, and prices."""
 
     slos: tuple[Threshold, ...] = ()
     gpu_price: float | None = None
@@ -51,7 +51,6 @@ class Choice:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Sweep and print; 1 if no point keeps the limits."""
     grid, choice, config = read_grid(arguments.grid), _choice(arguments), points.config_of(arguments)
     html = page_path(arguments, [grid.path, config.trace, config.model])
     result = sweep(config, grid, choice)
@@ -70,9 +69,9 @@ def _choice(arguments: argparse.Namespace) -> Choice:
 
 
 def sweep(config: ForecastConfig, grid: Grid, choice: Choice) -> ForecastGrid:
-    """Forecast all points once, then today's, the choice and the Pareto set by an ensemble."""
+    """Forecast latency and throughput of all points; then ensembles of today's, chosen and Pareto points."""
     work = points.PointForecast(config, "--slo", choice.slos)
-    base, latency = _with_own_values(work.captured, grid), points.latency_of(choice.slos)
+    base, latency = _with_captured_values(work.captured, grid), points.latency_of(choice.slos)
     scenarios = {key_of(scenario): scenario for scenario in (*grid.scenarios, base)}
     settings = {key: _settings(work.captured, scenario, grid) for key, scenario in scenarios.items()}
     today, forecasts = key_of(base), dict[str, ForecastPoint]()
@@ -93,7 +92,7 @@ def sweep(config: ForecastConfig, grid: Grid, choice: Choice) -> ForecastGrid:
         refined = sum(point.members > 1 for point in forecasts.values())
         tasks = [(scenarios[key], config.members) for key in dict.fromkeys(single)][: max(MOST_REFINED - refined, 0)]
     marks = {"today": [today], "chosen": [chosen()], "pareto": pareto_of(forecasts, latency)}
-    made = ForecastGrid(
+    result = ForecastGrid(
         axes=[axis.name for axis, values in grid.axes.items() if len(values) > 1],
         latency=latency,
         throughput=PER_GPU,
@@ -106,13 +105,13 @@ def sweep(config: ForecastConfig, grid: Grid, choice: Choice) -> ForecastGrid:
         gpu_price=choice.gpu_price,
         **work.about(),
     )
-    return msgspec.structs.replace(made, headlines=headlines(made))
+    return msgspec.structs.replace(result, headlines=headlines(result))
 
 
 def _forecasts(
     work: points.PointForecast, tasks: Sequence[points.Task], procs: int | None
 ) -> Iterator[tuple[Scenario, PointValues]]:
-    """Yield the forecasts: those of one member side by side, then each ensemble with its members side by side."""
+    """Yield forecasts: single members in parallel, then each ensemble with its members in parallel."""
     for (scenario, _), values in results(work, [task for task in tasks if task[1] == 1], procs=procs):
         yield scenario, values
     for scenario, members in tasks:
@@ -121,7 +120,6 @@ def _forecasts(
 
 
 def key_of(scenario: Scenario) -> str:
-    """Return a name that no other scenario has."""
     return json.dumps(asdict(scenario), sort_keys=True)
 
 
@@ -144,12 +142,12 @@ def _point(
     )
 
 
-Place = tuple[float, float]
+Coordinates = tuple[float, float]
 """Logarithms of throughput, in steps of ``EVEN``, and of latency."""
 
 
-def _places(forecasts: Mapping[str, ForecastPoint], latency: str) -> dict[str, Place]:
-    """Return the places of points, without those that are saturated or do not serve every request."""
+def _coordinates(forecasts: Mapping[str, ForecastPoint], latency: str) -> dict[str, Coordinates]:
+    """Return log throughput and log latency of points, without saturated points and points that drop requests."""
     coordinates = {}
     for key, point in forecasts.items():
         value, wait_ms = point.middle(PER_GPU), point.middle(latency)
@@ -159,25 +157,25 @@ def _places(forecasts: Mapping[str, ForecastPoint], latency: str) -> dict[str, P
 
 
 def pareto_of(forecasts: Mapping[str, ForecastPoint], latency: str) -> list[str]:
-    """Return the Pareto set by throughput per GPU, the fastest first: of equal points that with the fewest changes."""
-    coordinates = _places(forecasts, latency)
-    kept = dict(zip(coordinates, pareto_set([(x, -y) for x, y in coordinates.values()]), strict=True))
-    best: dict[Place, str] = {}
+    """Return the Pareto set by throughput per GPU, fastest first; of equal points, the fewest changes."""
+    coordinates = _coordinates(forecasts, latency)
+    efficient = dict(zip(coordinates, pareto_set([(x, -y) for x, y in coordinates.values()]), strict=True))
+    best: dict[Coordinates, str] = {}
     for key in sorted(coordinates, key=lambda key: forecasts[key].changes):
-        if kept[key]:
+        if efficient[key]:
             best.setdefault(coordinates[key], key)
     return [best[position] for position in sorted(best)]
 
 
 def choice_of(forecasts: Mapping[str, ForecastPoint], latency: str, limit_ms: float | None) -> str | None:
-    """Return the cheapest point at today's load that meets its SLOs and ``limit_ms``; then the fastest.
+    """Return the cheapest point at today's load that meets its SLOs and ``limit_ms``; then the lowest latency.
 
-    Among equal ones that with the fewest changes. None: no point does.
+    Of equal points, the fewest changes. None: no point qualifies.
     """
     slowest = np.inf if limit_ms is None else log(max(limit_ms, LEAST_MS) * (1.0 + EVEN))
     waits = {
         key: wait
-        for key, (_, wait) in _places(forecasts, latency).items()
+        for key, (_, wait) in _coordinates(forecasts, latency).items()
         if forecasts[key].meets is not False and forecasts[key].same_load and wait <= slowest
     }
     if not waits:
@@ -189,7 +187,6 @@ def choice_of(forecasts: Mapping[str, ForecastPoint], latency: str, limit_ms: fl
 
 
 def headlines(grid: ForecastGrid) -> list[str]:
-    """Return what to change, and the number of members behind each number."""
     limit = number_format.listed(grid.limits) if grid.limits else "today's latency"
     today, chosen = grid.marked("today"), grid.marked("chosen")
     assert today is not None
@@ -210,23 +207,22 @@ def _numbers(grid: ForecastGrid, point: ForecastPoint) -> str:
 
 
 def _settings(captured: Captured, scenario: Scenario, grid: Grid) -> tuple[dict[str, Setting], int]:
-    """Return the value of every axis of the grid, and the engines. Raises InputError naming grid and point."""
     load = plan_as(f"{grid.path}: {scenario.name}", captured, scenario)
     fleet = load.fleet
     replicas = 1 if fleet is None else len(fleet.names)
-    known = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
-    known |= asdict(load.engine) | asdict(load.deployment)
-    known |= {
+    values = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
+    values |= asdict(load.engine) | asdict(load.deployment)
+    values |= {
         "replicas": replicas,
         "route": None if fleet is None else fleet.route,
         "events": ", ".join(scenario.events) or None,
         "cold_prompts": scenario.cold_prompts or captured.cold,
     }
-    return {axis.name: known[axis.own_field] for axis in grid.axes}, replicas
+    return {axis.name: values[axis.target_field] for axis in grid.axes}, replicas
 
 
-def _with_own_values(captured: Captured, grid: Grid) -> Scenario:
-    """Return the grid's base with its own value on every axis, so that a point equal to it is it."""
+def _with_captured_values(captured: Captured, grid: Grid) -> Scenario:
+    """Return the grid's base with explicit values on all axes, to recognise an equal point."""
     (settings, _), base = _settings(captured, grid.base, grid), grid.base
     for axis in grid.axes:
         if axis.value_in(base) is None and settings[axis.name] is not None:

@@ -1,4 +1,4 @@
-"""``sim validate``: compare a capture with an ensemble of forecasts of it, cohort by cohort."""
+"""``sim validate``: compare the measured latency of a capture with an ensemble of forecasts, by cohort."""
 
 import argparse
 import sys
@@ -17,6 +17,7 @@ from measure.runs import Run
 from measure.thresholds import TOO_UNCERTAIN
 from report.compare import comparison, panels
 from report.compare import gates as gating
+from report.compare.brief import brief_tables
 from report.compare.comparison import Compared
 from report.compare.results import LEVELS
 from report.compare.results import Forecast as Facts
@@ -59,14 +60,15 @@ class ValidateConfig:
     gates: tuple[str, ...]
     standard: bool
     json: bool
+    verbose: bool = False
     html: Path | None = None
     again: tuple[Path, ...] = ()
     cold: tuple[Path, ...] = ()
-    """Captures without sharing: the first is forecast, the others repeat it."""
+    """Captures without shared prefixes: the first is forecast, the others repeat it."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Forecast, judge, print; 1 if a gate fails, 3 if one is too uncertain."""
+    """Forecast, evaluate gates, print; 1 if a gate fails, 3 if the result is too uncertain."""
     config = replace(
         read_config(arguments, arguments.trace),
         again=tuple(arguments.repeat),
@@ -84,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def keep_gates(path: Path, model: Model, trace: str, compared: Compared) -> None:
-    """Keep the outcome beside the model in ``path``, for forecasts of it to tell; ``trace``: its name in them."""
+    """Store the gate results beside the latency model in ``path``; ``trace``: its name in them."""
     gates, run = compared.result.gates, compared.runs[CAPTURED]
     untested = [gate.name for gate in gates if gate.state == "not tested"]
     ttft = compared.result.pairs[PREDICTED].cohorts[ALL].ttft
@@ -105,7 +107,6 @@ def keep_gates(path: Path, model: Model, trace: str, compared: Compared) -> None
 
 
 def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
-    """Flags that validation of any capture shares. Raises InputError that names the flag."""
     checked_bootstrap(arguments.bootstrap)
     if arguments.members < 1:
         raise InputError(f"--members {arguments.members}: expected 1 or more")
@@ -118,20 +119,21 @@ def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
         gates=tuple(arguments.gate),
         standard=not arguments.no_default_gates,
         json=arguments.json,
+        verbose=arguments.verbose,
     )
 
 
-def report(config: ValidateConfig, compared: Compared) -> int:
-    """Print tables (to stderr beside JSON) and write the page; 1 if a gate failed, 3 if one is too uncertain."""
-    page = panels.comparison_page(compared)
+def report(config: ValidateConfig, compared: Compared, *, silent: bool = False) -> int:
+    page = panels.comparison_page(compared, brief_tables(compared.result))
     if config.html is not None:
         write_page(config.html, page)
-    print_page(page, beside_json=config.json)
+    if not silent:
+        print_page(page, beside_json=config.json, verbose=config.verbose)
     return gating.exit_code(compared.result.gates)
 
 
 def validate(config: ValidateConfig, model: Model) -> Compared:
-    """Read the captures, forecast, judge. InputError if the model was fitted on any of them."""
+    """Read captures, forecast latency, evaluate gates. Raises InputError if the model was fitted on a capture."""
     again, cold = _numbered(AGAIN, config.again), _numbered(COLD, config.cold)
     for path in (*again.values(), *cold.values()):
         with open_trace(path) as reader:
@@ -141,14 +143,14 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
     runs = {label: recording.load_run(label, path) for label, path in paths.items()}
     captured_run = runs[CAPTURED]
     repeats = {**dict.fromkeys(again, CAPTURED), **{label: COLD for label in cold if label != COLD}}
-    asked = [(PREDICTED, CAPTURED, Scenario(config.overrides, cold_prompts=captured.cold))]
+    tasks = [(PREDICTED, CAPTURED, Scenario(config.overrides, cold_prompts=captured.cold))]
     if cold:
-        asked.append((COLD_PREDICTED, COLD, _without_sharing(runs[COLD].meta, config.overrides)))
+        tasks.append((COLD_PREDICTED, COLD, _without_sharing(runs[COLD].meta, config.overrides)))
     predicted = {}
-    for label, truth, scenario in asked:
+    for label, truth, scenario in tasks:
         predicted[label] = comparison.Predicted(truth, *_predict(config, model, captured, scenario, captured_run))
-        judging = captured if truth == CAPTURED else read_captured(paths[truth], model)
-        if (pace := _own_pace(model, judging)) is not None:
+        reference = captured if truth == CAPTURED else read_captured(paths[truth], model)
+        if (pace := _capture_pace(model, reference)) is not None:
             forecasts = _predict(config, model, captured, scenario, captured_run, pace=pace)
             predicted[f"{label}-at-pace"] = comparison.Predicted(truth, *forecasts)
     return comparison.evaluate_forecasts(
@@ -162,8 +164,7 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
     )
 
 
-def _own_pace(model: Model, captured: Captured) -> Pace | None:
-    """Return the pace of the capture's steps; None: too few are seen."""
+def _capture_pace(model: Model, captured: Captured) -> Pace | None:
     base, name = msgspec.structs.replace(model, engine=captured.engine), str(captured.path)
     try:
         return pacing.measure_pace(pacing.capture_steps(captured.meta, list(captured.records), base, name), base, name)
@@ -181,13 +182,12 @@ def _predict(
     *,
     pace: Pace | None = None,
 ) -> "tuple[list[Run], Facts]":
-    """Forecast ``run`` under ``scenario``, by the model as it was fitted or at a pace."""
     load, model = plan(captured, scenario), fitted if pace is None else pacing.with_pace(fitted, pace)
-    what = "forecasts" if pace is None else "forecasts at the capture's pace"
-    progress = counted(range(config.members), f"{config.trace.name}, {what}")
+    description = "forecasts" if pace is None else "forecasts at the capture's pace"
+    progress = counted(range(config.members), f"{config.trace.name}, {description}")
     point, utilization = running.point_of(load, model)
-    drawn = ensemble.members(model, config.members, config.seed, saturation.beyond_log_sd(point, model))
-    forecast = running.forecast_load(load, drawn, seed=config.seed, done=lambda: next(progress, None))
+    models = ensemble.members(model, config.members, config.seed, saturation.beyond_log_sd(point, model))
+    forecast = running.forecast_load(load, models, seed=config.seed, done=lambda: next(progress, None))
     facts = Facts(
         model_digest=model_digest(model),
         members=config.members,
@@ -224,15 +224,18 @@ def member_run(forecast: Forecast, number: int, run: Run) -> Run:
     status = np.where(outcome == layout.OK, recording.STATUSES.index("ok"), run.status)
     streamed = run.streamed & ~copied
 
-    def seen(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
+    def pick(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
         return np.asarray(np.where(copied, recorded, predicted))
 
-    arrival_ms, e2e_ms = seen(forecast.arrival_ms[number], run.arrival_ms), seen(forecast.e2e_ms[number], run.e2e_ms)
+    arrival_ms, e2e_ms = (
+        pick(forecast.arrival_ms[number], run.arrival_ms),
+        pick(forecast.e2e_ms[number], run.e2e_ms),
+    )
     return replace(
         run,
         arrival_ms=arrival_ms,
         scheduled_ms=np.full(len(run), np.nan),
-        ttft_ms=np.where(streamed | copied, seen(forecast.ttft_ms[number], run.ttft_ms), np.nan),
+        ttft_ms=np.where(streamed | copied, pick(forecast.ttft_ms[number], run.ttft_ms), np.nan),
         tpot_ms=np.where(streamed, forecast.tpot_ms[number], np.nan),
         e2e_ms=e2e_ms,
         status=np.where(failed, recording.STATUSES.index("error"), status).astype(np.int8),
@@ -254,5 +257,4 @@ def _without_sharing(cold: Meta, overrides: Mapping[str, Any]) -> Scenario:
 
 
 def _numbered(label: str, paths: Sequence[Path]) -> dict[str, Path]:
-    """Return captures of one load by label: ``again``, ``again-2``, …"""
     return {label if number == 1 else f"{label}-{number}": path for number, path in enumerate(paths, 1)}

@@ -1,4 +1,4 @@
-"""``/v1/completions`` and ``/v1/chat/completions`` as in vLLM 0.32, but cached tokens are those of all prompts."""
+"""``/v1/completions`` and ``/v1/chat/completions`` as in vLLM 0.32; cached tokens are the total of all prompts."""
 
 from typing import Any, NamedTuple
 
@@ -42,18 +42,18 @@ class Delta(NamedTuple):
         return self.generation.output.token_ids[self.start : self.stop]
 
     def text(self, vocabulary: Vocabulary) -> str:
-        """Text of the tokens; the token that ends an output is counted and has none."""
+        """Text of the tokens, without the stop token."""
         return vocabulary.decode(self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids)
 
 
 class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
-    """The body; the prompt is a text, ids, or a list of either."""
+    """Body of a completion request; the prompt is text, token ids, or a list of either."""
 
     prompt: msgspec.Raw
 
 
 class ChatRequest(GenerationFields, frozen=True, kw_only=True):
-    """The body."""
+    """Body of a chat completion request."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -61,14 +61,14 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True):
 
 
 def read_completion(service: Service, body: bytes) -> PlannedRequest:
-    """Raises ApiError."""
+    """Decode a completion request to prompt tokens. Raises ApiError."""
     request = decode_body(body, CompletionRequest)
     max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
     return PlannedRequest(request, decode_prompts(request.prompt, service.vocabulary), max_tokens)
 
 
 def read_chat(service: Service, body: bytes) -> PlannedRequest:
-    """Raises ApiError."""
+    """Decode a chat completion request to prompt tokens. Raises ApiError."""
     request = decode_body(body, ChatRequest)
     if not request.messages:
         raise ApiError("messages: must not be empty", param="messages")
@@ -80,9 +80,9 @@ def read_chat(service: Service, body: bytes) -> PlannedRequest:
 
 
 class CompletionEncoder:
-    """Encodes one completion. Streamed parts are complete server-sent events."""
+    """Encoder of a completion. Streamed deltas are complete server-sent events."""
 
-    id_prefix, chunk, whole_object = "cmpl-", "text_completion", "text_completion"
+    id_prefix, chunk, response_object = "cmpl-", "text_completion", "text_completion"
 
     def __init__(self, service: Service, request: PlannedRequest, response_id: str, created_s: int) -> None:
         self._vocabulary, self._request = service.vocabulary, request
@@ -91,23 +91,20 @@ class CompletionEncoder:
         self._with_ids = bool(request.fields.return_token_ids)
 
     def delta(self, delta: Delta) -> bytes:
-        """Return the events for a choice's new tokens."""
         return self._event({"choices": [self._choice(delta)]})
 
     def closing(self, usage: Usage) -> bytes:
-        """Return the events after the end of all choices."""
         options = self._request.fields.stream_options
         reported = options is not None and bool(options.include_usage)
         return (self._event({"choices": [], "usage": usage.fields()}) if reported else b"") + DONE
 
-    def whole(self, deltas: list[Delta], usage: Usage) -> bytes:
-        """Return the response in one piece; a delta for each choice, holding all of it."""
+    def response(self, deltas: list[Delta], usage: Usage) -> bytes:
+        """Return the unstreamed response; a delta with all tokens per choice."""
         choices = [self._choice(delta) for delta in deltas]
-        fields = {**self._fields, "object": self.whole_object, "choices": choices, "usage": usage.fields()}
+        fields = {**self._fields, "object": self.response_object, "choices": choices, "usage": usage.fields()}
         return msgspec.json.encode(fields | self._prompt_ids())
 
     def _prompt_ids(self) -> dict[str, Any]:
-        """Return fields of a complete response that repeat the prompt."""
         return {}
 
     def _event(self, fields: dict[str, Any]) -> bytes:
@@ -128,12 +125,11 @@ class CompletionEncoder:
 
 
 class ChatEncoder(CompletionEncoder):
-    """Encodes one chat's response."""
+    """Encoder of a chat completion."""
 
-    id_prefix, chunk, whole_object = "chatcmpl-", "chat.completion.chunk", "chat.completion"
+    id_prefix, chunk, response_object = "chatcmpl-", "chat.completion.chunk", "chat.completion"
 
     def delta(self, delta: Delta) -> bytes:
-        """Return a chunk; before a choice's first one, another with its role."""
         role = b"" if delta.start else self._role(delta.generation.index)
         text = {"delta": {"content": delta.text(self._vocabulary)}}
         return role + self._event({"choices": [self._with_text(delta, text)]})

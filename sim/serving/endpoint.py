@@ -1,4 +1,4 @@
-"""Generating endpoints; a slow reader gets all tokens since its last read in one event, as from vLLM."""
+"""Generation endpoints; a slow reader gets all tokens since its last read in one event, as from vLLM."""
 
 import asyncio
 import secrets
@@ -18,7 +18,7 @@ Reader = Callable[[Service, bytes], PlannedRequest]
 
 
 class Reply:
-    """State of a request's response: tokens sent and tokens to send."""
+    """State of a response: tokens sent and tokens to send."""
 
     def __init__(self, exchange: Exchange, request: PlannedRequest) -> None:
         self._exchange, self._request = exchange, request
@@ -28,12 +28,12 @@ class Reply:
         self._headers: Sequence[Header] = ()
         self._generations: Sequence[Generation] = ()
         self._sent: list[int] = []
-        """Tokens sent of each choice."""
+        """Tokens sent, per choice."""
         self._open_choices = 0
         self._delivery: asyncio.TimerHandle | None = None
-        """Runs while the first token is being delivered."""
+        """Timer of the first token's delivery."""
         self._delivery_ms = 0.0
-        """What the first token takes yet to be sent."""
+        """Delivery time of the first token, ms."""
 
     def begin(
         self,
@@ -42,7 +42,7 @@ class Reply:
         engine: RealTimeEngine,
         headers: Sequence[Header],
     ) -> None:
-        """Before the engine has the request."""
+        """Start the response before the scheduler has the request."""
         self._encoder, self._generations, self._engine, self._headers = encoder, generations, engine, headers
         self._sent = [0] * len(generations)
         self._open_choices = len(generations)
@@ -52,13 +52,13 @@ class Reply:
             self._exchange.begin(200, (EVENT_STREAM, *headers))
 
     def progress(self, generation: Generation) -> None:
-        """A token has come, or the engine has given the output up."""
+        """Handle a new token, or an abort by the engine."""
         if generation.outcome == "aborted":
             self._exchange.cut()
         elif not self._streams:
             self._open_choices -= generation.outcome is not None
             if not self._open_choices:
-                self._send_whole()
+                self._send_response()
         elif self._delivery is None and self._exchange.writable:
             if self._delivery_ms:
                 wait_s, self._delivery_ms = self._delivery_ms / 1e3, 0.0
@@ -67,7 +67,7 @@ class Reply:
                 self._send(generation)
 
     def abandon(self) -> None:
-        """The client has gone: its request's blocks are needed elsewhere."""
+        """Abort the request after the client disconnected, to free its KV cache blocks."""
         if self._delivery is not None:
             self._delivery.cancel()
         for generation in self._generations:
@@ -95,11 +95,11 @@ class Reply:
         else:
             self._exchange.end(events + self._encoder.closing(self._usage()))
 
-    def _send_whole(self) -> None:
-        self._sent = [generation.delivered for generation in self._generations]
-        deltas = [Delta(one, 0, one.delivered, one.output.finish_reason) for one in self._generations]
-        body = self._encoder.whole(deltas, self._usage())
-        self._exchange.whole(200, (JSON_TYPE, *self._headers), body)
+    def _send_response(self) -> None:
+        self._sent = [choice.delivered for choice in self._generations]
+        deltas = [Delta(choice, 0, choice.delivered, choice.output.finish_reason) for choice in self._generations]
+        body = self._encoder.response(deltas, self._usage())
+        self._exchange.respond(200, (JSON_TYPE, *self._headers), body)
 
     def _usage(self) -> Usage:
         firsts = self._generations[:: self._request.choices]
@@ -108,7 +108,7 @@ class Reply:
 
 
 class Endpoint:
-    """A handler that outputs in one API, streaming or not."""
+    """Handler of one generation API, streamed or not."""
 
     def __init__(self, service: Service, read: Reader, encoder: type[CompletionEncoder]) -> None:
         self._service, self._read, self._encoder = service, read, encoder
@@ -122,13 +122,13 @@ class Endpoint:
             reply = Reply(exchange, planned)
             generations = service.plan(planned, reply.progress)
         except ApiError as error:
-            exchange.whole(error.status, (JSON_TYPE,), error.body())
+            exchange.respond(error.status, (JSON_TYPE,), error.body())
             return
-        place = service.fleet.route(request.header(b"x-session-id"), planned.fields, generations)
-        engine = service.fleet.engines[place]
+        engine_index = service.fleet.route(request.header(b"x-session-id"), planned.fields, generations)
+        engine = service.fleet.engines[engine_index]
         response_id = self._encoder.id_prefix + (request.header(b"x-request-id") or secrets.token_hex(16))
         encoder = self._encoder(service, planned, response_id, int(time.time()))
-        reply.begin(encoder, generations, engine, ((b"x-engine", b"%d" % place),))
+        reply.begin(encoder, generations, engine, ((b"x-engine", b"%d" % engine_index),))
         arrival_ms = engine.time_ms(request.head.at_ns)
         for generation in generations:
             engine.submit(generation, arrival_ms)

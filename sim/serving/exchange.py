@@ -1,4 +1,4 @@
-"""HTTP exchanges: a request and its response, a chunk straight to the transport with one system call."""
+"""HTTP exchanges: a request and its response; each chunk is written to the transport with one system call."""
 
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -12,7 +12,7 @@ _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class HttpRequest:
-    """A request, complete when its handler gets it."""
+    """Complete HTTP request."""
 
     __slots__ = ("body", "head")
 
@@ -25,13 +25,12 @@ class HttpRequest:
         return self.head.target.partition(b"?")[0].decode("latin-1")
 
     def header(self, name: bytes) -> str | None:
-        """Return the first value of a header (lower-case name). None: not sent."""
         values = self.head.values(name)
         return values[0].decode("latin-1") if values else None
 
 
 class Exchange:
-    """The response to a request, a ``wire.server.RequestHandler``. Writes after the client has gone are dropped."""
+    """Response to a request, a ``wire.server.RequestHandler``. Writes after a disconnect are dropped."""
 
     __slots__ = (
         *("_chunked", "_connection", "_handle", "_keep_alive", "_parts", "_paused", "_request", "_size"),
@@ -54,7 +53,7 @@ class Exchange:
         if (self._request.header(b"expect") or "").lower() == "100-continue":
             connection.write_informational(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    # What the connection calls.
+    # Called by the connection.
 
     def request_body(self, raw: bytes, data: bytes) -> None:
         self._size += len(data)
@@ -83,11 +82,10 @@ class Exchange:
         if self.open and self.on_writable is not None:
             self.on_writable()
 
-    # What the reply calls.
+    # Called by the reply.
 
     @property
     def writable(self) -> bool:
-        """True while the client reads as fast as the response is written."""
         return self.open and not self._paused
 
     def begin(self, status: int, headers: Sequence[Header]) -> None:
@@ -104,8 +102,8 @@ class Exchange:
             self._write(data)
         self._finish(keep_alive=self._keep_alive and self._chunked)
 
-    def whole(self, status: int, headers: Sequence[Header], body: bytes, *, is_head: bool = False) -> None:
-        """Write a response in one piece; ``is_head``: without its body."""
+    def respond(self, status: int, headers: Sequence[Header], body: bytes, *, is_head: bool = False) -> None:
+        """Write a complete response; ``is_head``: without body."""
         framing = [(b"content-length", b"%d" % len(body))]
         if not self._keep_alive:
             framing.append((b"connection", b"close"))
@@ -113,7 +111,7 @@ class Exchange:
         self._finish(keep_alive=self._keep_alive)
 
     def cut(self) -> None:
-        """Close the connection within the response; bytes already written are delivered."""
+        """Close the connection before the end of the response; written bytes are delivered."""
         self._finish(keep_alive=False)
 
     def _write(self, data: bytes) -> None:

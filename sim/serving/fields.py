@@ -1,4 +1,4 @@
-"""Fields and messages of requests, decoded or refused by name; unknown fields are ignored."""
+"""Fields and messages of requests, decoded or rejected by name; unknown fields are ignored."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -12,7 +12,7 @@ Shape = TypeVar("Shape")
 
 
 class ApiError(Exception):
-    """An error as vLLM words it."""
+    """Error with vLLM's wording."""
 
     def __init__(self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None):
         super().__init__(message)
@@ -21,7 +21,6 @@ class ApiError(Exception):
         self.param = param
 
     def body(self) -> bytes:
-        """Return the response's JSON."""
         detail = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
         return msgspec.json.encode({"error": detail})
 
@@ -33,7 +32,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that an output depends on, named as in OpenAI's completions."""
+    """Fields that determine an output, named as in the OpenAI API."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -48,24 +47,24 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     user: str | None = None
     prompt_logprobs: int | None = None
-    """Any number: the prompt is not looked up in the prefix cache. The values themselves are not reported."""
+    """A number disables prefix cache hits of the prompt. No logprobs are returned."""
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a message's content; only text is understood."""
+    """Content part of a message; only text is supported."""
 
     type: str
     text: str | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as sent."""
+    """Chat message of a request."""
 
     role: str
     content: str | list[ContentPart] | None = None
 
     def joined(self) -> Message:
-        """Return the message with its parts as one text. Raises ApiError for a part that is not text."""
+        """Return the message with its content parts as one text. Raises ApiError for a part that is not text."""
         parts = [] if self.content is None or isinstance(self.content, str) else self.content
         for part in parts:
             if part.text is None:
@@ -92,7 +91,6 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_body(body: bytes, shape: type[Shape]) -> Shape:
-    """Return the request in a body. Raises ApiError that names the field."""
     try:
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:
@@ -102,11 +100,11 @@ def decode_body(body: bytes, shape: type[Shape]) -> Shape:
 
 
 def decode_prompts(raw: msgspec.Raw, vocabulary: Vocabulary) -> list[list[int]]:
-    """Return the prompts as ids, from any of the four shapes. Raises ApiError for any other, or none."""
+    """Return the prompts as token ids, from any of the four shapes. Raises ApiError for other shapes."""
     try:
         decoded = msgspec.json.decode(raw)
-        is_one = isinstance(decoded, str) or all(isinstance(token_id, int) for token_id in decoded)
-        several = [decoded] if is_one else decoded
+        is_single = isinstance(decoded, str) or all(isinstance(token_id, int) for token_id in decoded)
+        several = [decoded] if is_single else decoded
         is_text = all(isinstance(prompt, str) for prompt in several)
         prompts = list(map(vocabulary.encode, several)) if is_text else msgspec.convert(several, list[list[int]])
     except (*NOT_JSON, TypeError):
@@ -119,6 +117,5 @@ def decode_prompts(raw: msgspec.Raw, vocabulary: Vocabulary) -> list[list[int]]:
 
 
 def check_ids(token_ids: Sequence[int], size: int, param: str) -> None:
-    """Raise ApiError for an id that is not in the vocabulary."""
     if token_ids and (max(token_ids) >= size or min(token_ids) < 0):
         raise ApiError(f"{param}: a token id is out of vocabulary; expected 0 … {size - 1}", param=param)

@@ -1,4 +1,4 @@
-"""Random outputs, fixed by prompt, seed and choice, drawn whole on arrival: so the hashes of their blocks are known."""
+"""Random outputs, determined by prompt, seed and choice; drawn on arrival, so that block hashes are known."""
 
 import math
 from collections.abc import Callable
@@ -23,34 +23,34 @@ _NORMAL = NormalDist()  # SciPy's takes a third of the server's start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputLimits:
-    """Limits of an output's length, in tokens."""
+    """Limits of an output, in tokens."""
 
     max_tokens: int
     min_tokens: int = 0
-    """No end before that many."""
+    """Fewest tokens before a stop."""
     ignore_eos: bool = False
-    """No end before ``max_tokens``."""
+    """No stop before ``max_tokens``."""
     median_tokens: float = 200.0
-    """Median length of an output that ends when it likes (log-normal)."""
+    """Median length of an output that stops by itself (log-normal)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The whole output to one prompt."""
+    """Complete output of a prompt."""
 
     token_ids: list[int]
-    """The end token included, if it came to that."""
+    """With the stop token, if any."""
     finish_reason: FinishReason
 
 
 def draw_output(prompt: bytes, vocabulary: Vocabulary, limits: OutputLimits, seed: int, choice: int) -> Output:
-    """Return the output for ``prompt`` (ids as little-endian u32)."""
+    """Return the output tokens for ``prompt`` (ids as little-endian u32)."""
     stream = np.uint64(xxhash.xxh3_64_intdigest(prompt, seed=(seed * GOLDEN + choice) & MASK64))
     natural = limits.max_tokens if limits.ignore_eos else _natural_length(stream, limits)
     ends = not limits.ignore_eos and natural <= limits.max_tokens
     length = min(natural, limits.max_tokens)
-    places = random_u64(stream, _FIRST_TOKEN, length) % np.uint64(len(vocabulary.output_ids))
-    token_ids: list[int] = vocabulary.output_ids[places].tolist()
+    indexes = random_u64(stream, _FIRST_TOKEN, length) % np.uint64(len(vocabulary.output_ids))
+    token_ids: list[int] = vocabulary.output_ids[indexes].tolist()
     if ends:
         token_ids[-1] = vocabulary.end_id
     return Output(token_ids, "stop" if ends else "length")
@@ -63,7 +63,7 @@ def _natural_length(stream: np.uint64, limits: OutputLimits) -> int:
 
 
 def random_u64(stream: np.uint64, first: int, count: int) -> UInt64Array:
-    """Numbers ``first`` and on of a stream: splitmix64 of the counter; shape (count,)."""
+    """Return ``count`` numbers of a stream from ``first``: splitmix64 of the counter; shape (count,)."""
     return mix64_array(stream + np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(GOLDEN))
 
 
@@ -72,7 +72,7 @@ Outcome = Literal["finished", "aborted"]
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """An output of a real-time engine; made by the service, advanced by the engine."""
+    """Output of a request in a real-time engine; created by the service, advanced by scheduler steps."""
 
     request: Request
     output: Output
@@ -81,12 +81,12 @@ class Generation:
     index: int = 0
     """Index of the choice in its response."""
     routed: int = -1
-    """Number of its request by the fleet's router; -1: there is one engine."""
+    """Request number at the router; -1: one engine."""
     delivered: int = 0
-    """Tokens of the output that exist by now."""
+    """Tokens generated so far."""
     outcome: Outcome | None = None
-    """None: not ended."""
+    """None: running or waiting."""
     arrival_ms: float = 0.0
     entered: bool = False
     token_ms: list[float] = field(default_factory=list)
-    """When the first and the latest token appeared, on the engine's clock."""
+    """Times of the first and the latest token, on the engine's clock."""

@@ -1,4 +1,4 @@
-"""Pages beside the generating endpoints: vLLM's control pages and metrics."""
+"""Pages besides the generation endpoints: vLLM's control pages and metrics."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +15,10 @@ from sim.serving.realtime import LATENESS_S, RealTimeEngine
 from sim.serving.service import Service
 
 Page = Callable[[Service, bytes], Any]
-"""Returns the response to a body: bytes of text, or what becomes JSON. Raises ApiError."""
+"""Returns the response to a body: bytes of text, or a value for JSON. Raises ApiError."""
 
 
 def respond(service: Service, request: HttpRequest, exchange: Exchange) -> None:
-    """Answer a request of a page."""
     is_head, method = request.head.method == b"HEAD", request.head.method.decode("latin-1").replace("HEAD", "GET")
     try:
         if request.path not in PAGES:
@@ -29,11 +28,11 @@ def respond(service: Service, request: HttpRequest, exchange: Exchange) -> None:
             raise ApiError("Method Not Allowed", status=405)
         body = page(service, request.body)
     except ApiError as error:
-        exchange.whole(error.status, (JSON_TYPE,), error.body())
+        exchange.respond(error.status, (JSON_TYPE,), error.body())
         return
     is_text = isinstance(body, bytes)
     content_type = (b"content-type", MEDIA_TYPE.encode()) if is_text else JSON_TYPE
-    exchange.whole(200, (content_type,), body if is_text else msgspec.json.encode(body), is_head=is_head)
+    exchange.respond(200, (content_type,), body if is_text else msgspec.json.encode(body), is_head=is_head)
 
 
 def _models(service: Service, _: bytes) -> Any:
@@ -79,9 +78,9 @@ _VLLM = Families("vllm:")
 _LABELS = ("model_name", "engine")
 _Read = Callable[[RealTimeEngine], Any]
 _GAUGES: tuple[tuple[str, str, _Read], ...] = (
-    ("num_requests_running", "Requests that hold blocks.", lambda engine: engine.num_running),
-    ("num_requests_waiting", "Requests that wait to be scheduled.", lambda engine: engine.num_waiting),
-    ("kv_cache_usage_perc", "Share of the KV cache in use; 1 is all.", lambda engine: engine.kv_usage),
+    ("num_requests_running", "Requests in the running batch.", lambda engine: engine.num_running),
+    ("num_requests_waiting", "Requests waiting to be scheduled.", lambda engine: engine.num_waiting),
+    ("kv_cache_usage_perc", "KV cache usage; 1 is 100 %.", lambda engine: engine.kv_usage),
 )
 _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     (
@@ -89,23 +88,27 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
         "Tokens looked up in the prefix cache.",
         lambda engine: engine.scheduler.stats.query_tokens,
     ),
-    ("prefix_cache_hits", "Tokens found in the prefix cache.", lambda engine: engine.scheduler.stats.hit_tokens),
+    ("prefix_cache_hits", "Tokens hit in the prefix cache.", lambda engine: engine.scheduler.stats.hit_tokens),
     (
         "prompt_tokens",
-        "Prompt tokens of requests that got a first token.",
+        "Prompt tokens of requests with a first token.",
         lambda engine: engine.counters.prompt_tokens,
     ),
-    ("prompt_tokens_cached", "Those from the prefix cache.", lambda engine: engine.counters.cached_prompt_tokens),
+    (
+        "prompt_tokens_cached",
+        "Prompt tokens from the prefix cache.",
+        lambda engine: engine.counters.cached_prompt_tokens,
+    ),
     ("generation_tokens", "Tokens generated.", lambda engine: engine.counters.generation_tokens),
-    ("num_preemptions", "Requests that had to give their blocks back.", lambda engine: engine.counters.preemptions),
+    ("num_preemptions", "Preemptions of requests.", lambda engine: engine.counters.preemptions),
 )
 
 
 def engine_metrics(engines: Sequence[RealTimeEngine], model_name: str) -> Iterator[Metric]:
-    """Yield the engines' metrics, vLLM 0.32's and our own."""
-    placed = [((model_name, str(place)), engine) for place, engine in enumerate(engines)]
+    """Yield scheduler, KV cache and prefix cache metrics, named as in vLLM 0.32."""
+    placed = [((model_name, str(index)), engine) for index, engine in enumerate(engines)]
     for engine in engines:
-        engine.settle()
+        engine.flush()
     yield _cache_config(engines)
     for name, text, read in _GAUGES:
         yield _VLLM.gauge(name, text, [(labels, read(engine)) for labels, engine in placed], _LABELS)
@@ -114,7 +117,7 @@ def engine_metrics(engines: Sequence[RealTimeEngine], model_name: str) -> Iterat
     ended = [
         ((*labels, reason), count) for labels, engine in placed for reason, count in engine.counters.finished.items()
     ]
-    yield _VLLM.counter("request_success", "Requests that ended.", ended, [*_LABELS, "finished_reason"])
+    yield _VLLM.counter("request_success", "Finished requests.", ended, [*_LABELS, "finished_reason"])
     late = [(labels, engine.counters.lateness_s) for labels, engine in placed]
     text = "Delay of a step's first token against the model's time."
     yield Families("kvtape_sim:").histogram("lateness_seconds", text, LATENESS_S, late, _LABELS)
@@ -123,7 +126,7 @@ def engine_metrics(engines: Sequence[RealTimeEngine], model_name: str) -> Iterat
 def _cache_config(engines: Sequence[RealTimeEngine]) -> Metric:
     names = ("block_size", "num_gpu_blocks", "enable_prefix_caching")
     rows = [
-        ([*(str(getattr(engine.config, name)) for name in names), str(place)], 1.0)
-        for place, engine in enumerate(engines)
+        ([*(str(getattr(engine.config, name)) for name in names), str(index)], 1.0)
+        for index, engine in enumerate(engines)
     ]
     return _VLLM.gauge("cache_config_info", "Settings of the KV cache.", rows, [*names, "engine"])

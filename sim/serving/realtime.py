@@ -1,13 +1,14 @@
-"""An engine that keeps the model's time on a real clock: the simulator's scheduler and pool behind a server.
+"""Simulated engine on a real clock: the simulator's scheduler and block pool behind a server.
 
-The loop is that of ``sim.engine.loop``. Its clock is virtual and absolute: a step begins where the last one ended, or
-at an arrival if the engine was idle, and lasts as long as the model says. The real clock is only waited for, so a late
-wake-up delays that step's tokens and nothing after them. At a step's end its tokens are told first, a slice at a time
-with the loop's turn in between, so that they are on the wire and arrivals are stamped; the books come after.
+The loop is that of ``sim.engine.loop``. Its clock is virtual and absolute: a step begins at the end of the last step,
+or at an arrival if the engine was idle, and takes the latency model's time. The engine only sleeps until the real
+clock arrives there, so a late wake-up delays the step's tokens and nothing after. At the end of a step its tokens are
+delivered first, some per turn of the event loop, so that they are sent and arrivals are stamped; the scheduler's state
+is updated after.
 
-As fast as it goes (``speed`` None) the order of everything is that of virtual time, and no time is waited for. The
-clock shows the end of the last step; a request arrives at the time it shows when the request has been read, and while
-there is nothing to compute it stands still, or goes to the next request that the API server is busy with.
+At full speed (``speed`` None) all events are in virtual-time order without sleeping. The clock shows the end of the
+last step; a request arrives at the clock's time when it has been read. While idle, the clock stops, or moves to the
+next request in the API server.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ LATENESS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Totals since the start."""
+    """Token, step and request totals since the start."""
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
@@ -41,15 +42,15 @@ class EngineCounters:
     steps: int = 0
     finished: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
     lateness_s: HistogramCounts = field(default_factory=lambda: empty_counts(LATENESS_S))
-    """Delay of each step's first token against the model's time; nothing is late at full speed."""
+    """Delay of each step's first token against the latency model; 0 at full speed."""
 
     def count_lateness(self, late_s: float) -> None:
         add_value(self.lateness_s, LATENESS_S, late_s)
 
-    def count_step(self, told: Sequence[Generation], now_ms: float) -> None:
+    def count_step(self, generations: Sequence[Generation], now_ms: float) -> None:
         self.steps += 1
-        self.generation_tokens += len(told)
-        for generation in told:
+        self.generation_tokens += len(generations)
+        for generation in generations:
             if generation.token_ms:
                 generation.token_ms[1] = now_ms
             else:
@@ -58,12 +59,12 @@ class EngineCounters:
                 self.cached_prompt_tokens += generation.request.cached_tokens
 
 
-TOLD_AT_ONCE = 32
-"""Tokens told in one turn of the event loop: what writing them takes, a request may have to wait to be read."""
+DELIVERED_PER_TURN = 32
+"""Tokens delivered per turn of the event loop: a request waits as long to be read."""
 
 
 class RealTimeEngine:
-    """``speed``: virtual seconds per real second; None: no sleeping. ``noise_seed`` None: medians. One event loop."""
+    """``speed``: virtual seconds per real second; None: no sleeping. ``noise_seed`` None: median latency."""
 
     def __init__(self, model: Model, *, speed: float | None = 1.0, noise_seed: int | None = None) -> None:
         self.scheduler = make_scheduler(model.engine)
@@ -86,19 +87,19 @@ class RealTimeEngine:
         self._epoch_ns = perf_counter_ns()
         self._sleeper: Sleeper | None = None
         self._idle = False
-        self._unsettled: Step | None = None
+        self._unflushed: Step | None = None
         self._step_end_ms = float("-inf")
-        self._told: list[Generation] = []
+        self._delivered: list[Generation] = []
         self.on_first: Callable[[Generation], None] | None = None
-        """Called with each output whose first token is on the books."""
+        """Called with each output after its first token."""
         self.on_end: Callable[[Generation], None] | None = None
-        """Called with each output that has ended, aborts included."""
+        """Called with each finished or aborted output."""
 
     async def run(self) -> None:
         self._sleeper = Sleeper()
         try:
             while True:
-                self._take_in()
+                self._accept_requests()
                 step = self._composed or self._compose(self._steps[0], is_idle=True)
                 if step is None:
                     await self._wait_for_arrival()
@@ -108,14 +109,14 @@ class RealTimeEngine:
                 end_ms = self.now_ms + self._duration_ms(step)
                 await self._sleep_until(end_ms)
                 self.now_ms = self._step_end_ms = end_ms
-                await self._tell(step)
-                self.settle()
+                await self._deliver(step)
+                self.flush()
         finally:
             self._sleeper.close()
             self.abort_all()
 
     def submit(self, generation: Generation, arrival_ms: float | None = None) -> None:
-        """Let a request arrive at ``arrival_ms`` or now; it enters the server's time later."""
+        """Add a request that arrives at ``arrival_ms`` or now; the scheduler gets it after the API server."""
         request = generation.request
         request.index = self._next_index
         self._next_index += 1
@@ -129,23 +130,23 @@ class RealTimeEngine:
         self._wake()
 
     def abort(self, generation: Generation) -> None:
-        """Forget a request, its client being gone: at once if it has not entered, else between two steps."""
+        """Abort the request of a disconnected client: at once if not yet scheduled, else between two steps."""
         if generation.outcome is None:
             self._aborts.append(generation)
             self._wake()
 
     def abort_all(self) -> None:
-        self.settle()
+        self.flush()
         for generation in list(self._generations.values()):
             self._abort(generation)
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache; False, and nothing done, while a request holds blocks."""
-        self.settle()
+        """Empty the prefix cache; False, without effect, while a request holds blocks."""
+        self.flush()
         return self.scheduler.cache.reset()
 
     def clock_ms(self) -> float:
-        """Now on the engine's clock; at ``speed`` None that is the end of the last step."""
+        """Return the engine's time; at ``speed`` None, the end of the last scheduler step."""
         return self.time_ms(perf_counter_ns())
 
     def time_ms(self, at_ns: int) -> float:
@@ -158,7 +159,7 @@ class RealTimeEngine:
         return self._epoch_ns + round(virtual_ms * self._ns_per_ms)
 
     def delivery_ms(self, prompt_tokens: int) -> float:
-        """Return the API server's time to send a first token, in real time; 0 at full speed."""
+        """Return the API server's time to send a first token, in real ms; 0 at full speed."""
         real_ms = self._cost.delivery_ms(prompt_tokens)
         return 0.0 if self._ns_per_ms is None else real_ms * self._ns_per_ms / 1e6
 
@@ -168,22 +169,20 @@ class RealTimeEngine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that arrived and do not run."""
         return len(self._generations) - len(self.scheduler.running)
 
     @property
     def kv_usage(self) -> float:
         return self.scheduler.cache.usage()
 
-    def _take_in(self) -> None:
-        """Take in aborted requests, then requests that the API server has passed on by now."""
+    def _accept_requests(self) -> None:
         for generation in self._aborts:
             self._abort(generation)
         self._aborts.clear()
         while self._arrivals and self._arrivals[0][0] <= self.now_ms:
             _, index = heapq.heappop(self._arrivals)
             arrived = self._generations.get(index)
-            if arrived is not None:  # or else its client left meanwhile
+            if arrived is not None:  # None: aborted meanwhile
                 arrived.entered = True
                 arrived.request.arrival_ms = arrived.arrival_ms
                 self.scheduler.add(arrived.request)
@@ -206,7 +205,6 @@ class RealTimeEngine:
             await self._sleeper.sleep_until(self.moment_ns(virtual_ms))
 
     async def _wait_for_arrival(self) -> None:
-        """Idle: move the clock to the next entry, or sleep until something comes."""
         assert self._sleeper is not None
         self._idle = True
         if not self._arrivals:
@@ -215,7 +213,7 @@ class RealTimeEngine:
         else:
             entry_ms = self._arrivals[0][0]
             await self._sleep_until(entry_ms)
-            # Woken early, it was by a new arrival or an abort: the next entry may be another one.
+            # An early wake-up is by an arrival or abort: the next entry may differ.
             if self._ns_per_ms is None or self.clock_ms() >= entry_ms:
                 self.now_ms = max(self.now_ms, entry_ms)
         self._idle = False
@@ -224,8 +222,8 @@ class RealTimeEngine:
         if self._idle and self._sleeper is not None:
             self._sleeper.wake()
 
-    async def _tell(self, step: Step) -> None:
-        """Tell the requests for which the step sampled a token that it is over."""
+    async def _deliver(self, step: Step) -> None:
+        """Deliver the tokens that a scheduler step sampled."""
         if self._ns_per_ms is not None:
             self.counters.count_lateness(max(0, perf_counter_ns() - self.moment_ns(self.now_ms)) / 1e9)
         generations = self._generations
@@ -234,39 +232,39 @@ class RealTimeEngine:
             for share in step.shares[: step.count]
             if share.samples and not share.request.is_finished()
         ]
-        # Those whose first token it is go first: the step's order would have them wait for all that decode.
+        # First tokens are delivered before decodes: TTFT does not wait for the batch.
         beginning = [generation for generation in sampled if not generation.delivered]
         if beginning:
             sampled = beginning + [generation for generation in sampled if generation.delivered]
-        for first in range(0, len(sampled) or 1, TOLD_AT_ONCE):
-            self._give_tokens(sampled[first : first + TOLD_AT_ONCE])
-            if first + TOLD_AT_ONCE >= len(sampled):
-                self._unsettled = step
+        for first in range(0, len(sampled) or 1, DELIVERED_PER_TURN):
+            self._deliver_batch(sampled[first : first + DELIVERED_PER_TURN])
+            if first + DELIVERED_PER_TURN >= len(sampled):
+                self._unflushed = step
             await asyncio.sleep(0)
 
-    def _give_tokens(self, generations: list[Generation]) -> None:
-        told = self._told
+    def _deliver_batch(self, generations: list[Generation]) -> None:
+        delivered = self._delivered
         for generation in generations:
             if generation.outcome is None:
                 generation.delivered += 1
                 if generation.delivered == len(generation.output.token_ids):
                     generation.outcome = "finished"
-                told.append(generation)
+                delivered.append(generation)
                 generation.on_progress(generation)
 
-    def settle(self) -> None:
-        """Do the books of a step that has been told; readers of them in the meantime call this first."""
-        step, self._unsettled = self._unsettled, None
+    def flush(self) -> None:
+        """Update the scheduler with a delivered step; readers of its state call this first."""
+        step, self._unflushed = self._unflushed, None
         if step is None:
             return
-        told, self._told = self._told, []
+        delivered, self._delivered = self._delivered, []
         self.scheduler.finish_step(step)
         if self.on_first is not None:
-            for generation in told:
+            for generation in delivered:
                 if not generation.token_ms:
                     self.on_first(generation)
-        self.counters.count_step(told, self.now_ms)
-        for generation in told:
+        self.counters.count_step(delivered, self.now_ms)
+        for generation in delivered:
             if generation.outcome == "finished":
                 del self._generations[generation.request.index]
                 self.counters.finished[generation.output.finish_reason] += 1

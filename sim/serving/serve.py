@@ -1,4 +1,4 @@
-"""``sim serve``: an OpenAI-compatible engine without a model, which keeps the time that a model of one predicts."""
+"""``sim serve``: OpenAI-compatible engine without a model; its latency is that of a latency model."""
 
 import argparse
 
@@ -18,7 +18,6 @@ MAX_ENGINES = 64
 
 
 def read_config(arguments: argparse.Namespace) -> server.ServeConfig:
-    """The command line, checked. Raises InputError that names the flag."""
     try:
         host, port = parse_listen(arguments.listen)
     except WireError as error:
@@ -34,7 +33,7 @@ def read_config(arguments: argparse.Namespace) -> server.ServeConfig:
         raise InputError(f"--engines: {arguments.engines}; expected 1 to {MAX_ENGINES}")
     if arguments.engines == 1:
         refuse_without("--engines of 2 or more", arguments, ("route",))
-    made = {
+    settings = {
         "host": host,
         "port": port,
         "model": model,
@@ -44,7 +43,7 @@ def read_config(arguments: argparse.Namespace) -> server.ServeConfig:
         "route": parse_route(arguments.route or "round-robin"),
         "drain_s": arguments.drain,
     }
-    return server.ServeConfig(**(same_named(server.ServeConfig, arguments) | made))
+    return server.ServeConfig(**(same_named(server.ServeConfig, arguments) | settings))
 
 
 def _read_model(arguments: argparse.Namespace) -> Model:
@@ -55,10 +54,12 @@ def _read_model(arguments: argparse.Namespace) -> Model:
             raise InputError(f"--t0-ms: {t0_ms}; expected a finite number, 0 or more")
         parameters["t0_ms"] = Parameter(value=t0_ms, unit="ms/step", note="from the command line")
     engine = engine_with(model.engine, engine_overrides(arguments))
-    room = engine.usable_blocks * engine.block_size
-    if arguments.max_model_len is not None and arguments.max_model_len > room:
-        raise InputError(f"--max-model-len: {arguments.max_model_len}; expected at most the KV cache's {room} tokens")
-    length = room if engine.max_model_len is None else min(engine.max_model_len, room)
+    capacity = engine.usable_blocks * engine.block_size
+    if arguments.max_model_len is not None and arguments.max_model_len > capacity:
+        raise InputError(
+            f"--max-model-len: {arguments.max_model_len}; expected at most the KV cache's {capacity} tokens"
+        )
+    length = capacity if engine.max_model_len is None else min(engine.max_model_len, capacity)
     engine = engine_with(engine, {"max_model_len": length})
     return msgspec.structs.replace(model, parameters=parameters, engine=engine)
 

@@ -20,22 +20,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a model.json (default: built-in parameters of a small engine)",
     )
-    add("--model", metavar="NAME", help="what clients call it (default: the model.json's, or kvtape-sim)")
+    add("--model", metavar="NAME", help="served model name (default: of model.json, or kvtape-sim)")
     add("--speed", default="1", metavar="X|max", help="virtual seconds per real one, such as 10; max: no sleeping")
     add("--seed", type=seed, default=0, help="seed of outputs and noise")
     add("--noise", action=argparse.BooleanOptionalAction, default=True, help="draw the model's noise (default: yes)")
-    add(
-        "--output-tokens", type=float, default=200.0, metavar="N", help="median tokens of outputs that end on their own"
-    )
-    add("--engines", type=int, default=1, help="engines, each with its own cache")
+    add("--output-tokens", type=float, default=200.0, metavar="N", help="median tokens of outputs without a limit")
+    add("--engines", type=int, default=1, help="engines, each with a KV cache")
     add("--route", metavar="POLICY", help=f"{ROUTE_HELP[:-1]}; default round-robin)")
-    add("--t0-ms", type=float, metavar="X", help="ms of a step, instead of the model's")
-    add("--drain", type=duration, default="5s", help="time to end requests at SIGTERM")
+    add("--t0-ms", type=float, metavar="X", help="constant ms of a step, in place of the model's")
+    add("--drain", type=duration, default="5s", help="time for running requests at SIGTERM")
     add_engine_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C; 0 then."""
     from sim.serving import serve
 
     return serve.run(arguments)

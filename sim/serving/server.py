@@ -1,4 +1,4 @@
-"""The real-time server of ``sim serve``: engines and their APIs until a signal."""
+"""Real-time server of ``sim serve``: engines and their APIs until a signal."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from wire.loop import run as run_loop
 from wire.server import BACKLOG, Server
 
 GARBAGE_EVERY = 50_000
-"""New objects between two looks for cycles: a request leaves none, so looking more often only delays tokens."""
+"""New objects between garbage collections: requests leave no cycles, and collection delays tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class ServeConfig:
 
     host: str
     port: int
-    """0: one that is free; the startup line tells which."""
+    """0: a free port, printed at startup."""
     model: Model
     model_name: str
     speed: float | None
@@ -48,7 +48,6 @@ class ServeConfig:
 
 
 def serve(config: ServeConfig) -> None:
-    """Serve until SIGTERM or Ctrl-C. Raises InputError for an address that cannot be used."""
     run_loop(_serve(config, Vocabulary()))
 
 
@@ -57,15 +56,15 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        # A busy address has a number that says so in three words; an unknown host has only words.
+        # A busy address has an errno with a short text; an unknown host has only a text.
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
         raise InputError(f"--listen {host}:{port}: {reason}; expected a free address of this machine") from None
 
 
 async def _serve(config: ServeConfig, vocabulary: Vocabulary) -> None:
-    """Engines and server side by side until a signal: SIGTERM lets outputs end, Ctrl-C or a second one cuts them.
+    """Run engines and server until a signal: SIGTERM lets outputs finish, Ctrl-C or a second signal aborts them.
 
-    The address takes connections from when signals are handled: one that came between the two was lost at times.
+    Signals are handled before the address accepts connections: a signal between the two was lost at times.
     """
     stopped, cut = asyncio.Event(), asyncio.Event()
 
@@ -84,8 +83,7 @@ async def _serve(config: ServeConfig, vocabulary: Vocabulary) -> None:
 async def _serve_on(
     listener: socket.socket, config: ServeConfig, vocabulary: Vocabulary, stopped: asyncio.Event, cut: asyncio.Event
 ) -> None:
-    """Serve until ``stopped``: outputs may end until ``cut``."""
-    # What is loaded by now stays: collecting it again and again would stop the clock for tens of milliseconds.
+    # Loaded modules are frozen: collecting them would stop the clock for tens of milliseconds.
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_EVERY)
@@ -95,7 +93,7 @@ async def _serve_on(
     stepping = asyncio.create_task(service.fleet.run())
     await server.listen_on(listener)
     print(_ready_line(config, listener), flush=True)
-    # The engine ends first only by a fault, which must not leave a server that never outputs.
+    # The engine ends first only by a fault, after which the server must not stay up without output.
     await _first(stopped.wait(), stepping)
     if not stepping.done():
         await _first(server.drain(config.drain_s), cut.wait(), stepping)
@@ -109,7 +107,7 @@ async def _serve_on(
 
 
 async def _first(*waits: Any) -> None:
-    """Until one of these is done; the others are cancelled, but for tasks that were there before."""
+    """Wait for the first result; cancel the other waits, but no tasks passed in."""
     tasks = [wait if isinstance(wait, asyncio.Task) else asyncio.create_task(wait) for wait in waits]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task, wait in zip(tasks, waits, strict=True):

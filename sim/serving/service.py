@@ -1,4 +1,4 @@
-"""Requests prepared for the engines: model checked, output drawn, blocks hashed, engine chosen."""
+"""Requests prepared for the engines: model checked, output drawn, blocks hashed, engine routed."""
 
 import asyncio
 import secrets
@@ -22,7 +22,7 @@ from tracefile.hashing.hashkey import HashKey
 
 
 class Caches:
-    """Complete knowledge of the engines' caches: the blocks that they hold now."""
+    """Prefix overlap of a request with the KV cache blocks of each engine."""
 
     def __init__(self, engines: Sequence[RealTimeEngine]) -> None:
         self._engines = engines
@@ -30,30 +30,30 @@ class Caches:
     def overlaps(self, blocks: Sequence[int], now_s: float) -> list[int]:
         return [engine.scheduler.cache.count_hits(integers(np.array(blocks, np.uint64))) for engine in self._engines]
 
-    def sent(self, place: int, blocks: Sequence[int], now_s: float) -> None:
-        """Nothing to learn: the engine's own pool is asked."""
+    def sent(self, index: int, blocks: Sequence[int], now_s: float) -> None:
+        """No-op: overlaps are read from the block pools."""
 
-    def forget(self, place: int) -> None:
-        """Nothing to forget."""
+    def forget(self, index: int) -> None:
+        """No-op: overlaps are read from the block pools."""
 
 
 class Fleet:
-    """Engines behind one router; each draws noise of its own from ``noise_seed``."""
+    """Engines behind one router, each with noise of its own seed."""
 
     def __init__(self, model: Model, count: int, route: Route, *, speed: float | None, noise_seed: int | None) -> None:
-        seeds = [None if noise_seed is None else noise_seed + place for place in range(count)]
+        seeds = [None if noise_seed is None else noise_seed + index for index in range(count)]
         self.engines = [RealTimeEngine(model, speed=speed, noise_seed=seed) for seed in seeds]
         self.model = model
         self.router = make_router(
             route,
-            [str(place) for place in range(count)],
+            [str(index) for index in range(count)],
             complete=Caches(self.engines),
             capacity_blocks=model.engine.usable_blocks,
             costs=[routing_costs(model.cost_by_name, model.engine.max_num_batched_tokens)] * count,
         )
         self._requests = 0
         self._open: dict[int, int] = {}
-        """Outputs not ended of each request sent."""
+        """Running outputs by request number."""
         if count > 1:
             for engine in self.engines:
                 engine.on_first, engine.on_end = self._first_token, self._ended
@@ -63,17 +63,16 @@ class Fleet:
         return self.model.engine.block_size
 
     async def run(self) -> None:
-        """Step for ever; cancel it to stop. Ends only by a fault."""
         async with asyncio.TaskGroup() as group:
             for engine in self.engines:
                 group.create_task(engine.run())
 
     def route(self, session: str | None, fields: GenerationFields, generations: Sequence[Generation]) -> int:
-        """Return the place of the engine for a request, the same for all its prompts and choices."""
+        """Return the index of the engine for a request, the same for all prompts and choices."""
         if len(self.engines) == 1:
             return 0
         for engine in self.engines:
-            engine.settle()
+            engine.flush()
         first, named = generations[0].request, session or fields.user or None
         request = RoutedRequest(
             number=self._requests,
@@ -85,18 +84,18 @@ class Fleet:
             output_tokens=first.token_limit - first.prompt_tokens,
         )
         self._requests += 1
-        place = self.router.choose(request)
-        self.router.sent(request, place)
+        index = self.router.choose(request)
+        self.router.sent(request, index)
         self._open[request.number] = len(generations)
         for generation in generations:
             generation.routed = request.number
-        return place
+        return index
 
     def reset_prefix_cache(self) -> bool:
         done = [engine.reset_prefix_cache() for engine in self.engines]
-        for place, emptied in enumerate(done):
+        for index, emptied in enumerate(done):
             if emptied:
-                self.router.lost_cache(place)
+                self.router.lost_cache(index)
         return all(done)
 
     def abort_all(self) -> None:
@@ -118,26 +117,25 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """A decoded request, independent of its API."""
+    """Decoded request: prompt tokens and fields, independent of the API."""
 
     fields: GenerationFields
     prompts: list[list[int]]
     max_tokens: int | None
-    """None: as many as fit."""
+    """None: up to the context length."""
 
     @property
     def choices(self) -> int:
-        """Outputs of each prompt."""
         return 1 if self.fields.n is None else self.fields.n
 
 
 MOST_REQUEST_TOKENS = 1 << 22
-"""Bound for a request's prompts and outputs, each choice with its prompt: 256 choices of 16,384 tokens."""
+"""Most prompt and output tokens of a request, over its choices: 256 choices of 16,384 tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """State shared by all endpoints."""
+    """State of all endpoints: engines, vocabulary, token limits."""
 
     fleet: Fleet
     vocabulary: Vocabulary
@@ -147,17 +145,16 @@ class Service:
     seed: int
     median_output_tokens: float
     hash_key: HashKey
-    """Of this process alone: block keys never leave it."""
+    """Random per process: block keys never leave it."""
     sampled: Iterator[int] = field(default_factory=lambda: count(1))
-    """Numbers of outputs without a seed of their own."""
+    """Numbers of outputs without a seed."""
 
     def check_model(self, name: str | None) -> None:
-        """Raise ApiError unless it is the served model, or none was named."""
         if name is not None and name != self.model_name:
             raise ApiError(f"The model `{name}` does not exist.", status=404, kind="NotFoundError", param="model")
 
     def plan(self, request: PlannedRequest, on_progress: Callable[[Generation], None]) -> list[Generation]:
-        """Return a generation for each choice of each prompt, nothing submitted yet. Raises ApiError."""
+        """Return a generation per choice and prompt, not yet submitted to a scheduler. Raises ApiError."""
         fields, max_tokens, choices = request.fields, request.max_tokens, request.choices
         self.check_model(fields.model)
         if choices < 1 or (max_tokens is not None and max_tokens < 1):
@@ -173,24 +170,24 @@ class Service:
                 f"n, prompts and max_tokens ask for up to {tokens} tokens; expected at most {MOST_REQUEST_TOKENS}",
                 param="n",
             )
-        planned: list[Generation] = []
+        generations: list[Generation] = []
         for prompt, limits in prompts:
             prompt_ids = np.array(prompt, dtype="<u4")
             for choice in range(choices):
-                made, output = self._engine_request(fields, prompt_ids, limits, choice)
-                planned.append(Generation(made, output, on_progress, len(planned)))
-        return planned
+                engine_request, output = self._engine_request(fields, prompt_ids, limits, choice)
+                generations.append(Generation(engine_request, output, on_progress, len(generations)))
+        return generations
 
     def _limits(self, fields: GenerationFields, prompt_tokens: int, max_tokens: int | None) -> OutputLimits:
-        room = self.max_model_len - prompt_tokens
-        if room < 1:
+        free_tokens = self.max_model_len - prompt_tokens
+        if free_tokens < 1:
             raise ApiError(
                 f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt has "
                 f"{prompt_tokens} tokens, which leaves no room for an output.",
                 param="prompt",
             )
         return OutputLimits(
-            max_tokens=room if max_tokens is None else min(max_tokens, room),
+            max_tokens=free_tokens if max_tokens is None else min(max_tokens, free_tokens),
             min_tokens=fields.min_tokens or 0,
             ignore_eos=bool(fields.ignore_eos),
             median_tokens=self.median_output_tokens,
@@ -204,7 +201,7 @@ class Service:
         choice: int,
     ) -> tuple[Request, Output]:
         output = draw_output(prompt_ids.tobytes(), self.vocabulary, limits, self._seed(fields), choice)
-        # The last token's KV is never computed, so it fills no block.
+        # The KV of the last token is never computed: it fills no block.
         computed = np.concatenate([prompt_ids, np.array(output.token_ids[:-1], dtype="<u4")])
         hasher = BlockHasher(self.hash_key, block_size=self.fleet.block_size, cache_salt=fields.cache_salt)
         keys = integers(np.array(hasher.hash_blocks(computed), np.uint64))
@@ -220,7 +217,7 @@ class Service:
         return request, output
 
     def _seed(self, fields: GenerationFields) -> int:
-        """Return the seed of an output: with a temperature above 0 and no seed another one every time."""
+        """Return the seed of an output; a new seed for each request with temperature > 0 and no seed."""
         if fields.seed is not None:
             return self.seed ^ (fields.seed + 1)
         return self.seed ^ (next(self.sampled) << 32) if fields.temperature else self.seed

@@ -1,13 +1,13 @@
-"""Text to token ids and back, without a model: an alphabet of short pieces that round-trips exactly.
+"""Tokenizer without a model: an alphabet of short pieces that round-trips exactly.
 
-A chat client sends the output back as text. That it hits the blocks the output filled, the text must come back as the
-very ids that were generated, which real tokenizers do not promise. Here text is cut from the left into runs of at most
-three letters, a space before them included, or three digits; what is left is UTF-8 bytes. English takes about two
-tokens a word. Outputs are made of pieces with a space and three letters, whose text can be cut in one way only.
+A chat client sends an output back as text. To hit the blocks of the output, the text must encode to the generated ids,
+which real tokenizers do not guarantee. Text is cut from the left into runs of at most three letters, a space before
+them included, or three digits; other characters are UTF-8 bytes. English takes about two tokens per word. Outputs
+consist of pieces of a space and three letters, whose text has a unique encoding.
 
-    0 … 255       single bytes
-    256 … 511     special tokens, spelled <|name|> or <|number|>
-    512 …         pieces; the ids above the last piece are spelled <|number|>
+0 … 255       single bytes
+256 … 511     special tokens, spelled <|name|> or <|number|>
+512 …         pieces; the ids above the last piece are spelled <|number|>
 """
 
 import re
@@ -23,7 +23,7 @@ VOCABULARY_SIZE = 131_072
 FIRST_SPECIAL, FIRST_PIECE = 256, 512
 SPECIALS = ("end", "system", "user", "assistant", "tool", "developer", "tools", "calls", "message")
 CACHED_TEXTS = 4096
-"""Texts whose ids are kept: a chat sends its past again with every turn."""
+"""Cached texts: a chat resends its history with each turn."""
 
 _PIECES = re.compile(r"<\|[a-z0-9]+\|>| ?[A-Za-z][a-z]{0,2}|[0-9]{1,3}|.", re.DOTALL)
 _CONSONANTS, _VOWELS = "bcdfghjklmnprstvz", "aeiou"
@@ -37,20 +37,20 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Vocabulary:
-    """``decode(encode(text)) == text`` for all text, and outputs survive the way back. Ids are below ``size``."""
+    """``decode(encode(text)) == text`` for all text, and outputs encode to their token ids. Ids are below ``size``."""
 
     def __init__(self) -> None:
         self.size = VOCABULARY_SIZE
         self.end_id = FIRST_SPECIAL
         """Ends an output, and each message of a chat."""
-        self._special = {name: FIRST_SPECIAL + place for place, name in enumerate(SPECIALS)}
+        self._special = {name: FIRST_SPECIAL + index for index, name in enumerate(SPECIALS)}
         self._encode_cached = lru_cache(CACHED_TEXTS)(self._encode)
-        # All tables are made here: the first request is timed like any other.
+        # All tables are built here, so that the first request is as fast as later ones.
         self._spelling = self._spell_all()
         self._id_of = self._invert_spelling()
         words = (f" {a}{b}{c}" for a, b, c in product(_CONSONANTS, _VOWELS, _CONSONANTS))
         self.output_ids = np.array([self._id_of[word] for word in words], dtype=np.uint32)
-        """The ids that outputs are drawn from: one id, one text, whatever stands beside it."""
+        """Token ids of outputs: their text has a unique encoding in any context."""
 
     def _spell_all(self) -> list[bytes]:
         spelled = [bytes([byte]) for byte in range(FIRST_SPECIAL)]
@@ -62,7 +62,7 @@ class Vocabulary:
     def _invert_spelling(self) -> dict[str, int]:
         ascii_bytes = {chr(byte): byte for byte in range(128)}
         later = {
-            spelled.decode(): FIRST_SPECIAL + place for place, spelled in enumerate(self._spelling[FIRST_SPECIAL:])
+            spelled.decode(): FIRST_SPECIAL + index for index, spelled in enumerate(self._spelling[FIRST_SPECIAL:])
         }
         return ascii_bytes | later
 
@@ -81,12 +81,12 @@ class Vocabulary:
         return tuple(token_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids; bytes that are no UTF-8 become U+FFFD. Raises IndexError for an id beyond ``size``."""
+        """Return the text of token ids; invalid UTF-8 becomes U+FFFD. Raises IndexError for an id beyond ``size``."""
         spelling = self._spelling
         return b"".join([spelling[token_id] for token_id in token_ids]).decode(errors="replace")
 
     def render_chat(self, messages: Sequence[Message], *, generation_prompt: bool) -> list[int]:
-        """Each message between its role's special token and ``<|end|>``, so that no text merges with its neighbour."""
+        """Return tokens of messages, each between its role's special token and ``<|end|>``, to prevent merges."""
         special = self._special
         token_ids: list[int] = []
         for message in messages:
@@ -99,7 +99,6 @@ class Vocabulary:
 
 
 def _pieces() -> Iterator[str]:
-    """Yield all pieces longer than a byte, in the order of their ids."""
     tails = ["", *ascii_lowercase, *map("".join, product(ascii_lowercase, repeat=2))]
     for space in ("", " "):
         for head, tail in product(ascii_letters, tails):

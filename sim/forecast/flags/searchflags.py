@@ -18,8 +18,8 @@ examples:
 def add_arguments(parser: Parser) -> None:
     add_capture_arguments(parser)
     wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--minimize", choices=MINIMIZED, help="what to find the least of (required, or --maximize)")
-    wanted.add_argument("--maximize", choices=["rate"], help="what to find the most of (required, or --minimize)")
+    wanted.add_argument("--minimize", choices=MINIMIZED, help="find the smallest value (this or --maximize)")
+    wanted.add_argument("--maximize", choices=["rate"], help="find the largest value (this or --minimize)")
     parser.add_argument(
         "--target",
         required=True,
@@ -29,7 +29,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--between",
         metavar="LOW,HIGH",
-        help="where to look, such as 2,8 (default: every cache, rates 0.1 to 10, 1 to 16 replicas)",
+        help="range to search, such as 2,8 (default: every cache, rates 0.1 to 10, 1 to 16 replicas)",
     )
     add_scenario_flags(parser)
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from report.output import add_page_argument
+from report.output import add_page_argument, add_verbose_argument
 from sim.vllm.config import add_engine_flags
 from tracefile.commandline.parser import Parser, seed
 
@@ -56,6 +56,7 @@ def add_validation_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     add_page_argument(parser)
+    add_verbose_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

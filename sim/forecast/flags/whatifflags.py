@@ -2,6 +2,7 @@
 
 import argparse
 
+from report.output import add_verbose_argument
 from sim.forecast.scenarios import add_capture_arguments, add_scenario_flags
 from tracefile.commandline.parser import Parser
 
@@ -10,6 +11,7 @@ EPILOG = "examples:\n  sim what-if monday.jsonl.zst --latency-model model.json -
 
 def add_arguments(parser: Parser) -> None:
     add_capture_arguments(parser)
+    add_verbose_argument(parser)
     parser.add_argument(
         "--base",
         metavar="NAME=VALUE,…",

@@ -91,8 +91,8 @@ def test_small_cell_is_not_evaluated(tmp_path: Path) -> None:
     traces = [write(tmp_path / f"{name}.jsonl", [answered(n, 10.0) for n in range(29)]) for name in "to"]
     result = compared(f"t={traces[0]}", f"o={traces[1]}")
     ttft = result["pairs"]["o"]["cohorts"]["all"]["ttft"]
-    assert (ttft["judged"], ttft["p50"], ttft["w1_ms"]) == (False, None, None)
-    assert result["headline"] == ["o against t: 29 requests with a TTFT; not judged under 30."]
+    assert (ttft["evaluated"], ttft["p50"], ttft["w1_ms"]) == (False, None, None)
+    assert result["headline"] == ["o against t: 29 requests with a TTFT; not evaluated under 30."]
 
 
 def test_quantile_beyond_the_curve_is_a_bound(tmp_path: Path) -> None:
@@ -288,12 +288,10 @@ def test_gates_determine_the_exit_code(make_trace: MakeTrace, capsys: pytest.Cap
     assert main(["compare", *traces, "--gate", "predicted.turns2+.ttft.p50.error<=0.05"]) == 1
     # 24 first turns are too few to judge: what was not measured was not shown to hold.
     assert main(["compare", *traces, "--gate", "predicted.turn1.ttft.p50.error<=10%"]) == 1
-    assert "not judged" in capsys.readouterr().out
+    assert "not evaluated" in capsys.readouterr().out
 
 
-def test_error_with_large_noise_is_too_uncertain(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_with_large_noise_is_too_uncertain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same TTFTs in the opposite order: the medians are equal, and resampled requests move them apart."""
     traces = [spaced("t", tmp_path, 1.0), spaced("o", tmp_path, 1.0, falling=True), spaced("far", tmp_path, 3.0)]
 
@@ -309,9 +307,7 @@ def test_error_with_large_noise_is_too_uncertain(
     assert judged("o.ttft.p50.error<=5%", "o.ttft.p50<=1ms") == 1
 
 
-def test_json_output_is_reproducible(
-    make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_output_is_reproducible(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["compare", "--json", f"a={make_trace('a')}", f"b={make_trace('b', seed=4)}", "--bootstrap", "60"]
     assert main(argv) == 0
     first = capsys.readouterr()

@@ -10,7 +10,7 @@ from measure.resampling import draw_weights
 from measure.runs import Run, load_run
 from measure.survival import CENSORED, EVENT, FAILED, LatencySample, latency_sample
 from report.compare.cells import describe, evaluate, measure, verdict
-from report.compare.ensembles import coverage_text, measure_ensemble, middle_run, with_members
+from report.compare.ensembles import coverage, measure_ensemble, middle_run, with_members
 from report.compare.results import CachedAgreement, Coverage, DurationError, PairCohort, QuantileError
 from tracefile.files.writing import TraceWriter
 from tracefile.records.arrays import FloatArray
@@ -78,8 +78,8 @@ def test_bootstrap_samples_members_and_sessions() -> None:
     members = [waits_of(*[ms] * 30) for ms in (90.0, 100.0, 130.0)]
     weights = draw_weights(30, 60, seed=0)
     own, other = measure(truth, np.arange(30), weights), measure_ensemble(members, np.arange(30), weights)
-    assert other.drawn_ms is not None
-    assert other.drawn_ms[:4, 0].tolist() == [90.0, 100.0, 130.0, 90.0]
+    assert other.resampled_ms is not None
+    assert other.resampled_ms[:4, 0].tolist() == [90.0, 100.0, 130.0, 90.0]
     found = evaluate(own, other, None)
     assert found.p50 is not None
     assert (found.p50.error, found.p50.inside_band) == (0.0, True)
@@ -119,9 +119,9 @@ def test_quantile_that_only_one_side_reaches_counts(
     assert found.p99 is not None
     assert (found.p99.error, found.p99.reached, found.p99.inside_band) == (None, *p99)
     assert said in (found.verdict or "")
-    nothing = DurationError(n_truth=0, n_other=0, judged=False)
-    cached = CachedAgreement(joined=0, n=0, unreported_truth=0, unreported_other=0, judged=False)
-    counted = coverage_text({"all": PairCohort(cached=cached, ttft=found, tpot=nothing, itl=nothing, e2e=nothing)})
+    nothing = DurationError(n_truth=0, n_other=0, evaluated=False)
+    cached = CachedAgreement(joined=0, n=0, unreported_truth=0, unreported_other=0, evaluated=False)
+    counted = coverage({"all": PairCohort(cached=cached, ttft=found, tpot=nothing, itl=nothing, e2e=nothing)})
     assert (counted.quantiles, counted.undecided) == ((2, 1) if p99[1] is None else (3, 0))
     assert counted.inside == 2 + (p99[1] is True)
 
@@ -154,10 +154,10 @@ def test_p_value_compares_capture_and_members() -> None:
         other = measure_ensemble([waits_of(*(shape * one)) for one in speeds], rows, None)
         truth = measure(waits_of(*captured), rows, None)
         cohort = evaluate(truth, other, None)
-        nothing = DurationError(n_truth=0, n_other=0, judged=False)
-        cached = CachedAgreement(joined=0, n=0, unreported_truth=0, unreported_other=0, judged=False)
+        nothing = DurationError(n_truth=0, n_other=0, evaluated=False)
+        cached = CachedAgreement(joined=0, n=0, unreported_truth=0, unreported_other=0, evaluated=False)
         pair = PairCohort(cached=cached, ttft=cohort, tpot=nothing, itl=nothing, e2e=nothing)
-        return with_members(coverage_text({"all": pair}), [(pair, truth, other)])
+        return with_members(coverage({"all": pair}), [(pair, truth, other)])
 
     right, noise = [], []
     for _ in range(30):
@@ -175,21 +175,21 @@ def test_p_value_compares_capture_and_members() -> None:
 
 
 def test_coverage_counts_quantiles_of_evaluated_cohorts() -> None:
-    def cohort(n: int, *inside: bool | None, judged: bool = True) -> PairCohort:
+    def cohort(n: int, *inside: bool | None, evaluated: bool = True) -> PairCohort:
         errors = [None if one is None else QuantileError(error=0, signed_error=0, inside_band=one) for one in inside]
-        ttft = DurationError(n_truth=n, n_other=n, judged=judged, p50=errors[0], p90=errors[1], p99=errors[2])
-        nothing = DurationError(n_truth=0, n_other=0, judged=False)
-        cached = CachedAgreement(joined=0, n=0, unreported_truth=0, unreported_other=0, judged=False)
+        ttft = DurationError(n_truth=n, n_other=n, evaluated=evaluated, p50=errors[0], p90=errors[1], p99=errors[2])
+        nothing = DurationError(n_truth=0, n_other=0, evaluated=False)
+        cached = CachedAgreement(joined=0, n=0, unreported_truth=0, unreported_other=0, evaluated=False)
         return PairCohort(cached=cached, ttft=ttft, tpot=nothing, itl=nothing, e2e=nothing)
 
-    found = coverage_text(
+    found = coverage(
         {
             "all": cohort(90, True, True, False),
             "turn1": cohort(90, False, False, False),  # all requests once more: counted already
-            "turns2+": cohort(29, False, False, False, judged=False),
+            "turns2+": cohort(29, False, False, False, evaluated=False),
             "load:1": cohort(40, False, False, False),  # no cohort of its own
             "uncached:0-255": cohort(40, True, None, True),
         }
     )
     assert (found.quantiles, found.inside, found.share) == (5, 4, 0.8)
-    assert coverage_text({}).share is None
+    assert coverage({}).share is None

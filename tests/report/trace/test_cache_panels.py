@@ -49,7 +49,7 @@ def test_curve_has_knee_engine_size_and_reported_rate() -> None:
         ),
         (
             [asked("1", 0.0, [1, 2], "a", cached_tokens=0)],
-            "No block of a prompt came before: a cache of any size serves nothing.",
+            "No prompt block repeats: a cache of any size has no hit.",
         ),
     ],
 )

@@ -319,7 +319,7 @@ def test_drift_is_how_captures_differ() -> None:
     for speed in np.exp(0.1 * rng.standard_normal(6)):
         seen = (10.0 * speed * np.exp(0.05 * rng.standard_normal(400))).tolist()
         parts.append(observations([[1.0]] * 400, seen, [False] * 400))
-    speeds = [np.median(np.log(part.seen_ms / 10.0)) for part in parts]
+    speeds = [np.median(np.log(part.measured_ms / 10.0)) for part in parts]
     # Steady captures tell nothing of the next: a seventh differs from the six by s and by what their mean is off.
     expected = float(np.sqrt(np.var(speeds, ddof=1) * (1 + 1 / 6)))
     drift = estimate_drift(Observations.join(parts), vector(10.0))
@@ -371,7 +371,7 @@ def test_a_client_that_left_before_its_first_token_was_seen_to_wait() -> None:
         Record(request_id=RequestId("seen"), ttft_ms=9.0, e2e_ms=30.0),
     ]
     found = requests_of(records, [0] * 4, [5.0] * 4)
-    assert (found.request.tolist(), found.seen_ms.tolist(), found.censored.tolist()) == (
+    assert (found.request.tolist(), found.measured_ms.tolist(), found.censored.tolist()) == (
         [0, 3],
         [7.0, 9.0],
         [True, False],

@@ -34,7 +34,7 @@ def test_open_costs_are_drawn_towards_their_defaults(model: Model) -> None:
     decode = model.parameters["per_decode_ms"]
     assert not decode.identified
     assert (decode.note or "").endswith("; drawn towards 0.1 × t0_ms")
-    assert "  (not identified)" in describe_fit(model)
+    assert "  (not identified)" in "".join(describe_fit(model))
 
 
 def test_a_forecast_that_depends_on_open_costs_says_so(folder: Path, model: Model) -> None:

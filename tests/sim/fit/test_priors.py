@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.fit.observations import Observations
-from sim.fit.priors import drawn_towards_defaults
+from sim.fit.priors import default_priors
 from sim.fit.regression import bootstrap, solve
 from sim.latency.stepcost import DECODES, KV_TOKENS, PREFILL_TOKENS, STEPS
 from sim.latency.terms import TERMS
@@ -27,7 +27,7 @@ def observed(costs: dict[int, float], seed: int, spread: float = 0.0, rows: int 
     truth[list(costs)] = list(costs.values())
     return Observations(
         start_ms=np.linspace(0.0, 1e5, rows),
-        seen_ms=counts @ truth * np.exp(spread * random.standard_normal(rows)),
+        measured_ms=counts @ truth * np.exp(spread * random.standard_normal(rows)),
         counts=counts,
         is_prefill=counts[:, PREFILL_TOKENS] > 0.0,
         opens=np.zeros(rows, np.bool_),
@@ -54,7 +54,7 @@ def test_a_default_is_a_row_of_the_normal_equations(costs: dict[int, float], see
     names = ["per_decode_ms", "per_kv_token_ms", "frontend_base_ms"]
     parameters = np.zeros(len(TERMS))
     parameters[list(costs)] = list(costs.values())
-    assumed = drawn_towards_defaults(names, parameters)
+    assumed = default_priors(names, parameters)
     random = np.random.default_rng(seed)
     rows, targets = random.random((40, 4)), random.random(40)
     more, of_it = assumed.equations(FREE, sessions=7)
@@ -67,7 +67,7 @@ def test_a_default_is_a_row_of_the_normal_equations(costs: dict[int, float], see
 def test_a_term_without_any_count_gets_its_default() -> None:
     costs = {STEPS: 10.0, PREFILL_TOKENS: 0.02}
     seen = observed(costs, seed=1)
-    assumed = drawn_towards_defaults(["per_decode_ms", "prefill_step_ms"], solve(seen, FREE).parameters)
+    assumed = default_priors(["per_decode_ms", "prefill_step_ms"], solve(seen, FREE).parameters)
     found = solve(seen, FREE, assumed).parameters
     assert found[DECODES] == pytest.approx(1.0)
     assert found[[STEPS, PREFILL_TOKENS]] == pytest.approx([10.0, 0.02])

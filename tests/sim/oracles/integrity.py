@@ -116,7 +116,7 @@ def check_readable(scheduler: ReadableScheduler) -> None:
 
 
 def check_engine(engine: RealTimeEngine) -> None:
-    engine.settle()
+    engine.flush()
     check_scheduler(engine.scheduler)
     for index, generation in engine._generations.items():
         assert generation.request.index == index

@@ -60,7 +60,7 @@ def with_running(
 async def until(engine: RealTimeEngine, condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - the engine only lives between turns of this loop
         await asyncio.sleep(0)
-    engine.settle()
+    engine.flush()
 
 
 def test_the_clock_adds_up_front_end_prefill_and_decodes() -> None:
