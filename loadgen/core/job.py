@@ -73,12 +73,12 @@ class Shard:
     def has(self, group: int) -> bool:
         return group % self.count == self.index
 
-    def part_of(self, limit: int | None) -> int | None:
+    def share_of(self, limit: int | None) -> int | None:
         """Return this part's share of a limit; null: no limit. The shares of all parts add up to it."""
         return None if limit is None else len(range(self.index, limit, self.count))
 
 
-WHOLE = Shard(0, 1)
+UNSHARDED = Shard(0, 1)
 
 
 class OpenJob(Protocol):

@@ -300,7 +300,7 @@ class OpenLoad:
             branches=branches,
             key=job.key,
             load_id=job.load_id,
-            width=None if alone else shard.part_of(config.parallel),
+            width=None if alone else shard.share_of(config.parallel),
         )
 
     @cached_property

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loadgen.core.draws import GENERATOR, Stream, below, draw, draw_each
-from loadgen.core.job import DIGEST_BITS, WHOLE, Shard
+from loadgen.core.job import DIGEST_BITS, UNSHARDED, Shard
 from loadgen.core.lengthdraws import quantities, quantity
 from loadgen.core.lengths import LengthDistribution
 from loadgen.datasets import DATASETS
@@ -49,7 +49,7 @@ class Workload:
     """A shard's sessions in order of arrival, made as they are asked for, the same at every iteration."""
 
     config: LoadConfig
-    shard: Shard = WHOLE
+    shard: Shard = UNSHARDED
     count: CountTokens = estimated_tokens
     text: str = ""
     """Fingerprint of the words that are sent; empty: token ids are sent."""

@@ -179,7 +179,7 @@ class Run:
                 shard=shard,
                 trace=part,
                 overwrite=config.settings.overwrite or self._in_parts,
-                parallel=shard.part_of(config.parallel),
+                parallel=shard.share_of(config.parallel),
             )
             for shard, part in zip(shards, self._parts, strict=True)
         ]

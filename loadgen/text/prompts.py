@@ -195,9 +195,9 @@ class ChatPrompt:
 
     def after(self, response: Response, said: Sequence[PlannedMessage], stand_in: int) -> Prompt:
         del stand_in  # an output is sent as its text
-        return self.going_on(response, [self.form.text_maker.say(message) for message in said])
+        return self.continued(response, [self.form.text_maker.say(message) for message in said])
 
-    def going_on(self, response: Response, said: Sequence[SentMessage]) -> "ChatPrompt":
+    def continued(self, response: Response, said: Sequence[SentMessage]) -> "ChatPrompt":
         """The prompt after this one."""
         output = self.answered(response)
         before = None

@@ -159,4 +159,4 @@ def test_an_output_that_repeats_the_prompt_is_told_from_a_template_without_room(
     before.resolve(echo)
     sent(maker, captured("b", [1, 2, 3], 14), Exchange(first, before, echo))
     assert maker.counts.outgrown == 1
-    assert "earlier outputs came back as more tokens than were generated" in text_notes(maker.counts)[-1]
+    assert "earlier outputs have more tokens as text than were generated" in text_notes(maker.counts)[-1]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from loadgen.core.draws import TokenIds
-from loadgen.core.job import WHOLE, Response, Send, Shard
+from loadgen.core.job import UNSHARDED, Response, Send, Shard
 from loadgen.core.lengths import LengthDistribution
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import LoadJob
@@ -32,12 +32,12 @@ def ids(sends: Iterable[Send]) -> list[RequestId]:
 
 def test_a_closed_loop_begins_as_many_as_it_may() -> None:
     closed = job(replace(CONFIG, rate=None, parallel=5))
-    assert [Shard(index, 4).part_of(10) for index in range(4)] == [3, 3, 2, 2]
-    assert len(ids(closed.open(WHOLE).plan())) == 5
+    assert [Shard(index, 4).share_of(10) for index in range(4)] == [3, 3, 2, 2]
+    assert len(ids(closed.open(UNSHARDED).plan())) == 5
     assert [len(ids(closed.open(Shard(index, 2)).plan())) for index in range(2)] == [3, 2]
     # One request a session: all of them wait for slots of the sender's.
     single = job(replace(CONFIG, rate=None, parallel=5, turns=LengthDistribution(1, 1)))
-    sends = list(single.open(WHOLE).plan())
+    sends = list(single.open(UNSHARDED).plan())
     assert len(sends) == 12
     assert {send.due_ms for send in sends} == {None}
 

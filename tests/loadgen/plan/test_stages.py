@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
-from loadgen.core.job import WHOLE, add_shares
+from loadgen.core.job import UNSHARDED, add_shares
 from loadgen.core.lengths import LengthDistribution
 from loadgen.core.request import PlannedRequest
 from loadgen.loadflags import parse_config
@@ -142,7 +142,7 @@ def test_flags_that_would_make_it_another_load_are_refused(text: str, message: s
 
 
 def opened(config: LoadConfig) -> OpenLoad:
-    return LoadJob(config=config, model="m", load_id="l", key=HashKey(bytes(32)), block_size=16).open(WHOLE)
+    return LoadJob(config=config, model="m", load_id="l", key=HashKey(bytes(32)), block_size=16).open(UNSHARDED)
 
 
 Spells = dict[int, tuple[float, float]]
