@@ -52,8 +52,8 @@ def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
         from measure.metrics.slos import refuse_without_streams
 
         refuse_without_streams(settings["slos"])
-    given = same_named(RunSettings, args) | same_named(LoadConfig, args)
-    return LoadConfig(**(given | settings | _load_settings(args, settings)))
+    direct = same_named(RunSettings, args) | same_named(LoadConfig, args)
+    return LoadConfig(**(direct | settings | _load_settings(args, settings)))
 
 
 def _load_settings(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from loadgen.core.job import Job
 from loadgen.core.request import SESSION_HEADER, origin_of
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.first_prompts import orders_of
-from loadgen.plan.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, LoadJob, load_name
+from loadgen.plan.loadjob import ESTIMATED_LENGTHS, NOT_IN_NAME, LoadJob, load_name
 from loadgen.plan.workload import Workload as PlannedLoad
 from loadgen.runs.coordinator import RunConfig, announce, run_job, tokenizer_words
 from loadgen.runs.outcome import RunOutcome
 from loadgen.runs.preflight_errors import refusal
-from loadgen.runs.summary import Ending, end_run, summary_lines
-from loadgen.text.prompt_token_check import GIVEN, IDS, check_lines, check_notes, report_check
+from loadgen.runs.summary import RunResult, end_run, summary_lines
+from loadgen.text.prompt_token_check import DATASET_TEXTS, IDS, check_lines, check_notes, report_check
 from loadgen.text.targettext import NO_TARGET, TargetText, learn_target
 from loadgen.text.tokenizer import TokenizerError, find_tokenizer, path_of
 from loadgen.text.words import UNPROVEN
@@ -37,7 +37,7 @@ _ALWAYS_SHOWN = frozenset(
     {"api", "rate", "duration_s", "number", "parallel", "prompt_tokens", "output_tokens", "turns"}
 )
 """Flags that the trace's header has even where they were not given."""
-_OTHERWISE = frozenset({"pattern", "seed", "fields"})
+_NOT_SHOWN = frozenset({"pattern", "seed", "fields"})
 SAMPLED = 200
 """Sessions whose orders of roles are learnt before the run."""
 
@@ -46,14 +46,14 @@ def run_load(config: LoadConfig) -> int:
     """Send the load, write its trace, print its summary; return the exit code."""
     if not config.has_texts:  # texts are the same in every run
         config = replace(config, nonce=config.nonce or secrets.token_hex(8))
-    ending = send_load(config)
-    summary = ending.summary
+    result = send_load(config)
+    summary = result.summary
     lines = () if summary.prompt_check is None else check_lines(summary.prompt_check)
     print_result(summary, summary_lines(summary, lines), as_json=config.as_json)
-    return ending.exit_code()
+    return result.exit_code()
 
 
-def send_load(config: LoadConfig, place: Mapping[str, object] | None = None) -> Ending:
+def send_load(config: LoadConfig, position: Mapping[str, object] | None = None) -> RunResult:
     """Send the load and write its trace. ``place``: its place in a sweep, for the header; null: announced here."""
     with ControlClient(str(origin_of(config.url)), config.access) as control:
         model = control.resolve_model(config.model)
@@ -62,8 +62,8 @@ def send_load(config: LoadConfig, place: Mapping[str, object] | None = None) -> 
         unknown = target.unknown if config.api != "completions" else None
         tokenizer = IDS if config.api == "completions" else target.tokenizer
         job = load_job(config, engine.dialect, model, engine.facts, target)
-        known = [*engine.notes(), *dialect_notes(engine.dialect), *stream_notes(config)]
-        if place is None:
+        engine_notes = [*engine.notes(), *dialect_notes(engine.dialect), *stream_notes(config)]
+        if position is None:
             words = [
                 *engine.words(),
                 tokenizer_words(tokenizer, unknown),
@@ -71,14 +71,14 @@ def send_load(config: LoadConfig, place: Mapping[str, object] | None = None) -> 
                 *config.words(),
                 f"to {config.trace}",
             ]
-            announce("loadgen", words, known)
-        meta = _meta(job, engine.facts, {} if place is None else {"sweep": place})
+            announce("loadgen", words, engine_notes)
+        meta = _meta(job, engine.facts, {} if position is None else {"sweep": position})
         outcome = run_job(run_config(config, job, meta, engine.dialect))
         if outcome.stopped == "refused":
             lengths = "--prompt-tokens, --output-tokens"
             raise InputError(refusal(control, model, config, outcome.tally.errors, lengths))
         report = report_check(tokenizer, unknown, outcome.findings)
-        notes = [*recognition_notes(engine.found), *known, *_notes(outcome, config), *check_notes(report)]
+        notes = [*recognition_notes(engine.found), *engine_notes, *_notes(outcome, config), *check_notes(report)]
         facts = (engine.facts, control.facts())
     return end_run(outcome, config, pattern=config.arrivals, facts=facts, notes=notes, prompt_check=report)
 
@@ -117,11 +117,11 @@ def _meta(job: LoadJob, facts: EngineFacts, more: Mapping[str, object]) -> Meta:
 def _shape(config: LoadConfig) -> dict[str, object]:
     """Flags that made the load, for readers of the trace; flags left at their defaults are omitted."""
     shown: dict[str, object] = {}
-    for each in fields(config):
-        value = getattr(config, each.name)
-        if each.name in ELSEWHERE | _OTHERWISE or (value == each.default and each.name not in _ALWAYS_SHOWN):
+    for setting in fields(config):
+        name, value = setting.name, getattr(config, setting.name)
+        if name in NOT_IN_NAME | _NOT_SHOWN or (value == setting.default and name not in _ALWAYS_SHOWN):
             continue
-        shown[each.name] = value if isinstance(value, float | int | None) else str(value)
+        shown[name] = value if isinstance(value, float | int | None) else str(value)
     if config.session_headers != (SESSION_HEADER,):
         shown["session_headers"] = ", ".join(config.session_headers)
     return shown | config.fields.described()
@@ -174,4 +174,4 @@ def learn_load_text(config: LoadConfig, control: ControlClient, model: str) -> T
         return replace(NO_TARGET, unknown=str(error))
     orders = orders_of(islice(PlannedLoad(config), SAMPLED), config.prefix_tokens)
     target = learn_target(tokenizer, orders, path_of(config.tokenizer))
-    return replace(target, unknown=target.unknown or (GIVEN if config.has_texts else None))
+    return replace(target, unknown=target.unknown or (DATASET_TEXTS if config.has_texts else None))

@@ -88,7 +88,7 @@ def parse_sweep(argv: Sequence[str]) -> SweepPlan:
         if number < least:
             raise InputError(f"{flag}: {number}; expected {least} or more")
     by_rate = bool(rates) and len(parallels) <= 1
-    words = _without_own(argv)
+    words = _without_sweep_flags(argv)
     for flag, other in (("--json", "report show DIR --json"), ("--overwrite", "another folder, or its removal")):
         if flag in words:
             raise InputError(f"{flag}: of one load alone; expected {other}")
@@ -119,11 +119,11 @@ def sweep_parser() -> Parser:
     parser.hide_flags()  # they are loadgen's
     target = parser.add_argument_group("target")
     target.add_argument("--url", metavar="URL", help="base URL of the engine; or one in each --variant")
-    _add_own(parser)
+    _add_sweep_flags(parser)
     return parser
 
 
-def _add_own(parser: argparse.ArgumentParser) -> None:
+def _add_sweep_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("sweep").add_argument
     add("--parallel", metavar="P,P,…", help="concurrency limits to run at, such as 8,16,24")
     add("--rate", metavar="R,R,…", help="rates to run at, such as 0.5,1,2")
@@ -140,28 +140,28 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", "--out", **output, help="folder of the runs and of their index, sweep.jsonl")
 
 
-def _without_own(argv: Sequence[str]) -> list[str]:
+def _without_sweep_flags(argv: Sequence[str]) -> list[str]:
     """Return the words that are each run's: all but the sweep's own flags."""
-    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    _add_own(own)
-    return own.parse_known_args(list(argv))[1]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    _add_sweep_flags(parser)
+    return parser.parse_known_args(list(argv))[1]
 
 
 def _points(flag: str, text: str | None, kind: type[int] | type[float]) -> list[Any]:
     if text is None:
         return []
     try:
-        found = [kind(part) for part in text.split(",")]
+        points = [kind(number) for number in text.split(",")]
     except ValueError:
         raise InputError(f"{flag}: {text!r}; expected numbers with commas between them, such as 8,16,24") from None
-    if len(set(found)) < len(found):
+    if len(set(points)) < len(points):
         raise InputError(f"{flag}: {text!r}; expected each number once, and --repeat N")
-    return found
+    return points
 
 
 def _variants(texts: Sequence[str]) -> dict[str, list[str]]:
     """Return the flags of each label. Raises InputError."""
-    found: dict[str, list[str]] = {}
+    variants: dict[str, list[str]] = {}
     for text in texts:
         label, colon, flags = text.partition(":")
         label, expected = label.strip(), "expected 'LABEL: FLAGS', such as 'A: --url http://a:8000'"
@@ -171,13 +171,13 @@ def _variants(texts: Sequence[str]) -> dict[str, list[str]]:
             words = shlex.split(flags)
         except ValueError as error:
             raise InputError(f"--variant: {text!r}: {error}; {expected}") from None
-        if (rest := _without_own(words)) != words:
-            word = next(word for word in words if word not in rest)
+        if (load_words := _without_sweep_flags(words)) != words:
+            word = next(word for word in words if word not in load_words)
             raise InputError(f"--variant {label}: {word}; expected it outside, for every label")
-        if (other := next((one for one in found if _stem(one) == _stem(label)), None)) is not None:
+        if (other := next((earlier for earlier in variants if _stem(earlier) == _stem(label)), None)) is not None:
             raise InputError(f"--variant {label}: beside {other}; expected labels that differ")
-        found[label] = words
-    return found
+        variants[label] = words
+    return variants
 
 
 def _stem(label: str) -> str:
@@ -187,8 +187,8 @@ def _stem(label: str) -> str:
 
 def _label_of(folder: Path) -> str:
     """Label of runs without a variant: their folder's name, as far as a label can have it."""
-    found = LABEL.search(folder.resolve().name)
-    return found[0] if found else "runs"
+    match = LABEL.search(folder.resolve().name)
+    return match[0] if match else "runs"
 
 
 def _planned(folder: Path, label: str, point: float, repeat: int, words: Sequence[str], *, by_rate: bool) -> PlannedRun:

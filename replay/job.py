@@ -135,7 +135,7 @@ class Replay:
             f"{GENERATOR} replay {config.cold_prompts} {config.output_substitution} "
             f"{config.speedup} {config.parallel if config.closed_loop else None} {self.block_size} "
             f"{config.vocabulary.low} {config.vocabulary.high} {self.text and self.text.name}"
-            f"{config.fields if config.fields.given else ''}{config.nonce}".encode()
+            f"{config.fields if config.fields.customised else ''}{config.nonce}".encode()
         )
         return sum(int.from_bytes(self._digest(head.copy(), captured), "little") for captured in self.requests)
 

@@ -55,10 +55,10 @@ def _digit_table(digits: int) -> npt.NDArray[np.void]:
     numbers = np.arange(10**digits, dtype=np.uint32)
     table = np.full((10**digits, digits + 1), ord(","), dtype=np.uint8)
     for column in range(digits):
-        place = 10 ** (digits - 1 - column)
-        table[:, column] = (numbers // place) % 10 + ord("0")
-        if place > 1:
-            table[:place, column] = ord(" ")
+        power = 10 ** (digits - 1 - column)
+        table[:, column] = (numbers // power) % 10 + ord("0")
+        if power > 1:
+            table[:power, column] = ord(" ")
     return table.view(f"V{digits + 1}").ravel()
 
 

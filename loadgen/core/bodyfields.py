@@ -13,14 +13,14 @@ from tracefile.records.errors import InputError
 
 _PLANNED_PROMPT = "prompts from the flags of the load"
 _PLANNED_LENGTH = "output lengths from the flags of the load"
-_ONE_OUTPUT = "one output a request, without its prompt"
+_SINGLE_OUTPUT = "one output a request, without its prompt"
 
 RESERVED: Mapping[str, str] = {
     "model": "--model",
     "stream": "--no-stream of loadgen",
     **dict.fromkeys(("prompt", "messages", "input", "instructions", "system"), _PLANNED_PROMPT),
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"), _PLANNED_LENGTH),
-    **dict.fromkeys(("n", "n_cmpl", "best_of", "use_beam_search", "echo"), _ONE_OUTPUT),
+    **dict.fromkeys(("n", "n_cmpl", "best_of", "use_beam_search", "echo"), _SINGLE_OUTPUT),
 }
 """Fields that a plan is made of, and where they come from instead."""
 
@@ -51,7 +51,7 @@ class BodyFields:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     @property
-    def given(self) -> bool:
+    def customised(self) -> bool:
         """True if any field differs from the load's own."""
         return not self.stream or bool(self.extra)
 

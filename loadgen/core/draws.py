@@ -48,7 +48,7 @@ def draw(seed: int, stream: Stream, *counters: int) -> int:
     return value
 
 
-def draw_each(seed: int, stream: Stream, *counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def draw_array(seed: int, stream: Stream, *counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """``draw`` at every position of arrays that broadcast against each other."""
     value = np.full(1, mix64(seed * GOLDEN + stream), dtype=np.uint64)
     for counter in counters:

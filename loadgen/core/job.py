@@ -34,11 +34,11 @@ class Response(msgspec.Struct, frozen=True):
         return self.record.status == "ok"
 
 
-def nothing_more(response: Response) -> Sequence["Send"]:
+def no_follow_ups(response: Response) -> Sequence["Send"]:
     return ()
 
 
-def as_it_is(response: Response) -> Record:
+def plain_record(response: Response) -> Record:
     return response.record
 
 
@@ -50,9 +50,9 @@ class Send(msgspec.Struct, frozen=True):
     room, in the order of the plan; that moment is its scheduled time."""
     build: Callable[[], PlannedRequest]
     """Makes the request; called once, shortly before it is due."""
-    then: Callable[[Response], Sequence["Send"]] = nothing_more
+    then: Callable[[Response], Sequence["Send"]] = no_follow_ups
     """Gives the follow-ups; called once the request has ended, in whatever way."""
-    describe: Callable[[Response], Record] = as_it_is
+    describe: Callable[[Response], Record] = plain_record
     """Gives the record, with the data of the plan (hashes, sessions); called after ``then``."""
     until_ms: float | None = None
     """Latest start from t = 0; later: not sent, no record. Null: sent however late."""

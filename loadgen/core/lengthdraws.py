@@ -15,8 +15,8 @@ def quantities(lengths: LengthDistribution, bits: UInt64Array, units: int = 1) -
         if low == high:
             return np.full(bits.shape, low, dtype=np.int64)
         return low + _shares(bits >> np.uint64(32), high - low + 1)
-    drawn = np.floor(DISTRIBUTIONS[lengths.shape](lengths, bits) * units + (lengths.shape != "zipf") * 0.5)
-    return np.clip(drawn, low, high).astype(np.int64)
+    values = np.floor(DISTRIBUTIONS[lengths.shape](lengths, bits) * units + (lengths.shape != "zipf") * 0.5)
+    return np.clip(values, low, high).astype(np.int64)
 
 
 def _shares(bits: UInt64Array, most: int) -> IntArray:
@@ -41,8 +41,8 @@ def standard_normal(bits: UInt64Array) -> FloatArray:
     half = float(1 << 32)
     radius = np.sqrt(-2.0 * np.log(((bits >> np.uint64(32)).astype(np.float64) + 0.5) / half))
     angle = (bits & np.uint64((1 << 32) - 1)).astype(np.float64) * (2.0 * np.pi / half)
-    drawn: FloatArray = radius * np.cos(angle)
-    return drawn
+    values: FloatArray = radius * np.cos(angle)
+    return values
 
 
 def _normal(lengths: LengthDistribution, bits: UInt64Array) -> FloatArray:
@@ -51,18 +51,18 @@ def _normal(lengths: LengthDistribution, bits: UInt64Array) -> FloatArray:
 
 def _lognormal(lengths: LengthDistribution, bits: UInt64Array) -> FloatArray:
     variance = np.log1p((lengths.sd / lengths.mean) ** 2)
-    drawn: FloatArray = np.exp(np.log(lengths.mean) - variance / 2 + np.sqrt(variance) * standard_normal(bits))
-    return drawn
+    values: FloatArray = np.exp(np.log(lengths.mean) - variance / 2 + np.sqrt(variance) * standard_normal(bits))
+    return values
 
 
 def _zipf(lengths: LengthDistribution, bits: UInt64Array) -> FloatArray:
     """A power law over [low, high + 1), by its inverse distribution function."""
-    low, high, drawn = lengths.low, lengths.high + 1, uniform(bits)
+    low, high, uniforms = lengths.low, lengths.high + 1, uniform(bits)
     power = 1.0 - lengths.exponent
     if power == 0:
-        values: FloatArray = low * np.power(high / low, drawn)
+        values: FloatArray = low * np.power(high / low, uniforms)
     else:
-        values = np.power(low**power + drawn * (high**power - low**power), 1.0 / power)
+        values = np.power(low**power + uniforms * (high**power - low**power), 1.0 / power)
     return values
 
 

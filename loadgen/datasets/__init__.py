@@ -20,7 +20,7 @@ RANDOM = "random"
 
 
 @dataclass(slots=True)
-class Growing:
+class SessionBuilder:
     """A session being put together."""
 
     turns: list[DatasetTurn] = field(default_factory=list)
@@ -47,12 +47,12 @@ def read_trace(path: Path, count: CountTokens | None) -> Iterator[DatasetSession
 
 def _grouped(records: Iterable[Record]) -> Iterator[DatasetSession]:
     """Sessions in order of their first requests' arrival."""
-    sessions: list[Growing] = []
-    by_last: dict[RequestId, Growing] = {}
+    sessions: list[SessionBuilder] = []
+    by_last: dict[RequestId, SessionBuilder] = {}
     for record in sorted(records, key=lambda record: record.arrival_ms or 0.0):
         session = by_last.pop(record.parent_id, None) if record.parent_id is not None else None
         if session is None:
-            session = Growing()
+            session = SessionBuilder()
             sessions.append(session)
         session.add(record)
         by_last[record.request_id] = session

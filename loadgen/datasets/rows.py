@@ -18,7 +18,7 @@ def rows(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield rows as JSON text with their place: ``file:line``, or ``file: item 3`` of a single array."""
     with LineReader(path, expected="a dataset") as lines:
         stat = path.stat()
-        items = _one_array(path, stat.st_mtime_ns, stat.st_size)
+        items = _array_items(path, stat.st_mtime_ns, stat.st_size)
         if items is None:
             for line in lines:
                 yield f"{path}:{lines.number}", line
@@ -56,7 +56,7 @@ def _is_row(line: bytes) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _one_array(path: Path, mtime_ns: int, size: int) -> Sequence[msgspec.Raw] | None:
+def _array_items(path: Path, mtime_ns: int, size: int) -> Sequence[msgspec.Raw] | None:
     """Items of a file that is one array or one row; null: a row a line. Cached, because a dataset may be read again."""
     del mtime_ns, size  # another file of that name is another file
     with LineReader(path, expected="a dataset") as lines:
@@ -65,11 +65,11 @@ def _one_array(path: Path, mtime_ns: int, size: int) -> Sequence[msgspec.Raw] | 
             raise InputError(f"{path}: empty; expected a dataset")
         if _is_row(first):
             return None
-        whole = b"\n".join([first, *lines])
-    if not whole.lstrip().startswith(b"["):
-        return [msgspec.Raw(whole)]
+        content = b"\n".join([first, *lines])
+    if not content.lstrip().startswith(b"["):
+        return [msgspec.Raw(content)]
     try:
-        return msgspec.json.decode(whole, type=list[msgspec.Raw])
+        return msgspec.json.decode(content, type=list[msgspec.Raw])
     except NOT_JSON as error:
         raise InputError(f"{path}: not JSON ({error}); expected one array, or one object a line") from None
 

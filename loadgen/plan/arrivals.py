@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.core.draws import Stream, draw_each
+from loadgen.core.draws import Stream, draw_array
 from loadgen.core.lengthdraws import uniform
 from tracefile.records.decoding import NOT_JSON
 from tracefile.records.errors import InputError
@@ -124,7 +124,7 @@ def evenly() -> Chunks:
 
 def exponentially(seed: int) -> Chunks:
     """Independent exponential distances, the first one before the first arrival: a Poisson process."""
-    return _added(lambda positions: -np.log(uniform(draw_each(seed, Stream.ARRIVAL_GAP, positions))))
+    return _added(lambda positions: -np.log(uniform(draw_array(seed, Stream.ARRIVAL_GAP, positions))))
 
 
 def at_rate(spaced: Chunks, profile: RateProfile) -> Chunks:
@@ -141,10 +141,10 @@ def before(chunks: Chunks, number: int | None, seconds: float | None) -> Chunks:
     left = number
     end_us = None if seconds is None else round(seconds * SECOND_US)
     for chunk in chunks:
-        kept = chunk[:left] if end_us is None else chunk[:left][chunk[:left] < end_us]
-        yield kept
-        left = None if left is None else left - len(kept)
-        if len(kept) < len(chunk) or left == 0:
+        selected = chunk[:left] if end_us is None else chunk[:left][chunk[:left] < end_us]
+        yield selected
+        left = None if left is None else left - len(selected)
+        if len(selected) < len(chunk) or left == 0:
             return
 
 

@@ -18,7 +18,7 @@ CLOSED_PATTERNS: tuple[Pattern, ...] = ("poisson", "multiturn", "rollouts")
 CLOSED_PARALLEL = 4
 CLOSED_ROUNDS = 8
 """Sessions for each one at a time, where no flag bounds a closed loop."""
-ONE_TURN = LengthDistribution(1, 1)
+SINGLE_TURN = LengthDistribution(1, 1)
 USUAL_PROMPT = LengthDistribution(256, 256)
 USUAL_GROUP = 8
 """Sessions of a group with ``--pattern rollouts``."""
@@ -125,7 +125,7 @@ class LoadConfig(RunSettings):
 
     @property
     def single_turns(self) -> bool:
-        turns = self.turns or (None if self.dataset_path is not None else ONE_TURN)
+        turns = self.turns or (None if self.dataset_path is not None else SINGLE_TURN)
         return turns is not None and turns.high == 1
 
     @property

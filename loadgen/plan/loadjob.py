@@ -16,7 +16,7 @@ from loadgen.core.request import PlannedRequest, request_headers
 from loadgen.core.settings import RunSettings
 from loadgen.datasets.session import estimated_tokens
 from loadgen.plan.config import LoadConfig
-from loadgen.plan.first_prompts import ChatOpening, TokenOpening
+from loadgen.plan.first_prompts import ChatFirstPrompts, TokenFirstPrompts
 from loadgen.plan.shapes import SessionShape
 from loadgen.plan.stages import Wave, waves
 from loadgen.plan.workload import Survey, Workload
@@ -34,7 +34,7 @@ NEARLY_AT_ONCE = 0.02
 """Gap in other waves, as a share of a session's time alone: requests overlap but do not arrive at once."""
 PAUSE_MS = 100.0
 """Between waves, so that the engine is idle."""
-ELSEWHERE = frozenset(each.name for each in fields(RunSettings)) - {"tokenizer", "fields", "vocabulary"} | {
+NOT_IN_NAME = frozenset(setting.name for setting in fields(RunSettings)) - {"tokenizer", "fields", "vocabulary"} | {
     *("dataset_path", "nonce")
 }
 """Settings that do not make the load, or that its name has otherwise."""
@@ -49,7 +49,7 @@ class Conversations:
 
     workload: Workload
     model: str
-    open_prompt: TokenOpening | ChatOpening
+    first_prompts: TokenFirstPrompts | ChatFirstPrompts
     hasher: BlockHasher
     key: HashKey
     load_id: str
@@ -61,7 +61,7 @@ class Conversations:
 
     def plan(self) -> Iterator[Send]:
         """Yield every session's first turn; with a limit on open sessions only that many, each followed by another."""
-        sessions = self.open_prompt.draw_ahead(iter(self.workload))
+        sessions = self.first_prompts.draw_ahead(iter(self.workload))
         for started, session in enumerate(sessions, start=1):
             yield self.root(session, sessions if self.width else iter(()))
             if started == self.width:
@@ -107,7 +107,7 @@ class Turn:
     prompt: Prompt | None = None
 
     def open(self, due_ms: float | None, *, until_ms: float | None = None) -> Send:
-        return self.send(due_ms, lambda: self.load.open_prompt(self.session), until_ms=until_ms)
+        return self.send(due_ms, lambda: self.load.first_prompts(self.session), until_ms=until_ms)
 
     def send(self, due_ms: float | None, prompt: Callable[[], Prompt], *, until_ms: float | None = None) -> Send:
         """``prompt`` is called shortly before it is due."""
@@ -121,12 +121,12 @@ class Turn:
     def request(self, prompt: Prompt) -> PlannedRequest:
         shape, config = self.session.turns[self.index], self.load.workload.config
         session_name = self.load.session_name(self.session.index)
-        many = len(self.session.turns) > 1
+        multi_turn = len(self.session.turns) > 1
         return PlannedRequest(
             request_id=self.load.request_id(self.session.index, self.index),
             path=prompt.path,
             headers=request_headers(
-                f"{session_name}-{self.index + 1}", session_name if many else None, config.session_headers
+                f"{session_name}-{self.index + 1}", session_name if multi_turn else None, config.session_headers
             ),
             body=prompt.body(self.load.model, shape.output_tokens),
             model=self.load.model,
@@ -134,15 +134,15 @@ class Turn:
             prompt_tokens=prompt.planned_tokens(),
             stream=config.fields.stream,
             priority=config.fields.priority,
-            session_id=SessionId(keyed_id(self.load.key, "session", session_name)) if many else None,
+            session_id=SessionId(keyed_id(self.load.key, "session", session_name)) if multi_turn else None,
             parent_id=self.parent_id,
-            turn=self.index + 1 if many else None,
+            turn=self.index + 1 if multi_turn else None,
         )
 
     def follow_ups(self, response: Response) -> Sequence[Send]:
         """The next turn; after the last or a failed turn, the follow-ups of the session."""
-        goes_on = response.ok and self.index + 1 < len(self.session.turns)
-        return [self.next_turn(response)] if goes_on else self.over(response)
+        has_next = response.ok and self.index + 1 < len(self.session.turns)
+        return [self.next_turn(response)] if has_next else self.over(response)
 
     def next_turn(self, response: Response) -> Send:
         shape = self.session.turns[self.index + 1]
@@ -209,10 +209,10 @@ class StagedPlan:
     def _starts_ms(self, wave: Wave) -> Sequence[float]:
         if wave.stage in ("alone", "rested") or not self._alone:
             return [0.0] * len(wave.sessions)
-        sizes, took_ms = zip(*sorted(self._alone), strict=True)
+        sizes, times_ms = zip(*sorted(self._alone), strict=True)
         # Those took two turns; more take as much longer, at most.
         longer = [max(len(session.turns) / 2, 1.0) for session in wave.sessions]
-        expected_ms = longer * np.interp([session.turns[0].prompt_tokens for session in wave.sessions], sizes, took_ms)
+        expected_ms = longer * np.interp([session.turns[0].prompt_tokens for session in wave.sessions], sizes, times_ms)
         pace = 1 / BUSY if wave.stage == "mix" else NEARLY_AT_ONCE
         return list(accumulate(pace * float(ms) * space for ms, space in zip(expected_ms, wave.spaces, strict=True)))
 
@@ -220,9 +220,9 @@ class StagedPlan:
 def load_name(config: LoadConfig) -> str:
     """Name by which equal loads are known: a digest of flags and the dataset's bytes."""
     digest = hashlib.sha256()
-    for each in fields(config):
-        if each.name not in ELSEWHERE:
-            digest.update(f"{each.name}={getattr(config, each.name)!r}\n".encode())
+    for setting in fields(config):
+        if setting.name not in NOT_IN_NAME:
+            digest.update(f"{setting.name}={getattr(config, setting.name)!r}\n".encode())
     if config.dataset_path is not None:
         digest.update(file_digest(config.dataset_path))
     return f"load-{digest.hexdigest()[: 2 * NAME_BYTES]}"
@@ -269,15 +269,15 @@ class LoadJob:
             return False
         return self.config.api != "chat" or "return_token_ids" not in self.dialect.chat_fields("", 1, stream=True)
 
-    def opening(
+    def first_prompts(
         self, text_maker: TextMaker, hasher: BlockHasher, branches: BranchFinder | None
-    ) -> TokenOpening | ChatOpening:
+    ) -> TokenFirstPrompts | ChatFirstPrompts:
         config = self.config
         if config.api == "completions":
             form = TokenForm(config.vocabulary, self.dialect, self.engine_block_size, text_maker.counts, config.fields)
-            return TokenOpening(form, config.prefix_tokens, hasher, branches)
+            return TokenFirstPrompts(form, config.prefix_tokens, hasher, branches)
         form_of_text = TextForm(config.api, text_maker, self.dialect, self.engine_block_size, config.fields)
-        return ChatOpening(form_of_text, config.prefix_tokens)
+        return ChatFirstPrompts(form_of_text, config.prefix_tokens)
 
 
 class OpenLoad:
@@ -290,17 +290,17 @@ class OpenLoad:
         tokenizer = self._text_maker.tokenizer
         count = estimated_tokens if tokenizer is None else lambda text: len(tokenizer.encode(text))
         self._estimated = int(tokenizer is None and config.has_texts and config.output_tokens is None)
-        alone = config.open_loop or config.single_turns
+        single = config.open_loop or config.single_turns
         text = "" if config.api == "completions" else job.target.fingerprint()
         self.load = Conversations(
             workload=Workload(config, shard, count, text),
             model=job.model,
-            open_prompt=job.opening(self._text_maker, hasher, branches),
+            first_prompts=job.first_prompts(self._text_maker, hasher, branches),
             hasher=hasher,
             branches=branches,
             key=job.key,
             load_id=job.load_id,
-            width=None if alone else shard.share_of(config.parallel),
+            width=None if single else shard.share_of(config.parallel),
         )
 
     @cached_property

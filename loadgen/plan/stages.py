@@ -39,7 +39,7 @@ FIRST_WORDS = LengthDistribution(2, 2)
 """Output before a prompt that overlaps others: at its end, the others have begun."""
 PAUSE_S = LengthDistribution(0.02, 0.12)
 """Before a turn: the engine is idle, or at any point of its step."""
-REST_PAUSES_S = (LengthDistribution(0.1, 0.3), LengthDistribution(0.5, 1.0), LengthDistribution(2.5, 5.0))
+IDLE_PAUSES_S = (LengthDistribution(0.1, 0.3), LengthDistribution(0.5, 1.0), LengthDistribution(2.5, 5.0))
 """Before the turns of a rested session: by its end, other processes have had the processor's cache."""
 NO_PAUSE = LengthDistribution(0, 0)
 FEWEST_NEW = 16
@@ -84,9 +84,9 @@ def waves(config: LoadConfig) -> Iterator[Wave]:
     numbers, left = count(), config.number
     for outline in outlines(config):
         plans = outline.sessions[:left]
-        sessions = [_drawn(config, next(numbers), plan) for plan in plans]
+        sessions = [_draw_session(config, next(numbers), plan) for plan in plans]
         if outline.alike:
-            sessions = [_begun_as(sessions[0], session) for session in sessions]
+            sessions = [_with_first_prompt(sessions[0], session) for session in sessions]
         yield Wave(outline.stage, sessions, [_space(config.seed, session.index) for session in sessions])
         left = None if left is None else left - len(plans)
         if left == 0:
@@ -110,17 +110,17 @@ def round_of(config: LoadConfig, number: int) -> Iterator[Outline]:
     for width in widths:
         yield Outline("short", [[TurnPlan(ladder[0], output)]] * width)
     for width in widths:
-        yield Outline("long", [extended(part_of(prompts, 2 / width), output)] * width)
+        yield Outline("long", [extended(fraction_of(prompts, 2 / width), output)] * width)
     for width in widths[-2:]:
-        yield Outline("shared", [[TurnPlan(part_of(prompts, 1 / 4), output)]] * width, alike=True)
-    for prompt in (ladder[0], part_of(prompts, 1 / 4), ladder[-1]):
+        yield Outline("shared", [[TurnPlan(fraction_of(prompts, 1 / 4), output)]] * width, alike=True)
+    for prompt in (ladder[0], fraction_of(prompts, 1 / 4), ladder[-1]):
         yield Outline("rested", [rested(prompt)])
     for share in (1, 1 / 4):
         decoding = [[TurnPlan(ladder[0], output)]] * (config.parallel // 2)
-        yield Outline("beside", [*decoding, interrupting(part_of(prompts, share))])
-    anything = LengthDistribution(prompts.low, prompts.high, "zipf", exponent=1)
-    once = [TurnPlan(anything, output)]
-    yield Outline("mix", [once, extended(anything, output, MIX_TURNS)] * (MIX_SESSIONS // 2))
+        yield Outline("beside", [*decoding, interrupting(fraction_of(prompts, share))])
+    any_length = LengthDistribution(prompts.low, prompts.high, "zipf", exponent=1)
+    once = [TurnPlan(any_length, output)]
+    yield Outline("mix", [once, extended(any_length, output, MIX_TURNS)] * (MIX_SESSIONS // 2))
 
 
 def rungs(prompts: LengthDistribution) -> list[LengthDistribution]:
@@ -165,7 +165,7 @@ def widths_to(parallel: int) -> list[int]:
     return doubled if doubled[-1] == parallel else [*doubled, parallel]
 
 
-def part_of(prompts: LengthDistribution, share: float) -> LengthDistribution:
+def fraction_of(prompts: LengthDistribution, share: float) -> LengthDistribution:
     return _around(min(max(prompts.high * share, prompts.low), prompts.high), prompts)
 
 
@@ -185,7 +185,7 @@ def extended(prompt: LengthDistribution, output: LengthDistribution, turns: int 
 def rested(prompt: LengthDistribution) -> list[TurnPlan]:
     """A cold prompt, and short warm turns after pauses."""
     new = LengthDistribution(FEWEST_NEW, FEWEST_NEW)
-    return [TurnPlan(prompt, FIRST_WORDS), *[TurnPlan(new, FIRST_WORDS, pause_s) for pause_s in REST_PAUSES_S]]
+    return [TurnPlan(prompt, FIRST_WORDS), *[TurnPlan(new, FIRST_WORDS, pause_s) for pause_s in IDLE_PAUSES_S]]
 
 
 def interrupting(prompt: LengthDistribution) -> list[TurnPlan]:
@@ -193,14 +193,14 @@ def interrupting(prompt: LengthDistribution) -> list[TurnPlan]:
     return [TurnPlan(LengthDistribution(FEWEST_NEW, FEWEST_NEW), FIRST_WORDS), TurnPlan(prompt, FIRST_WORDS)]
 
 
-def _begun_as(first: SessionShape, session: SessionShape) -> SessionShape:
+def _with_first_prompt(first: SessionShape, session: SessionShape) -> SessionShape:
     """Session whose first prompt is that of the session ``first``."""
-    turn, begin = session.turns[0], first.turns[0]
-    begun = msgspec.structs.replace(turn, prompt_tokens=begin.prompt_tokens, prompt_key=begin.prompt_key)
-    return msgspec.structs.replace(session, turns=[begun, *session.turns[1:]])
+    turn, shared = session.turns[0], first.turns[0]
+    first_turn = msgspec.structs.replace(turn, prompt_tokens=shared.prompt_tokens, prompt_key=shared.prompt_key)
+    return msgspec.structs.replace(session, turns=[first_turn, *session.turns[1:]])
 
 
-def _drawn(config: LoadConfig, index: int, plan: SessionPlan) -> SessionShape:
+def _draw_session(config: LoadConfig, index: int, plan: SessionPlan) -> SessionShape:
     """Nothing in it is shared with another session."""
     seed, tokens_from = config.seed, config.tokens_from
     turns = [

@@ -13,7 +13,7 @@ import msgspec
 
 from loadgen.core.job import Job, Shard, add_shares
 from loadgen.core.settings import RunSettings
-from loadgen.runs.merging import merge_parts, part_of, parts_of
+from loadgen.runs.merging import merge_parts, part_path, part_paths
 from loadgen.runs.messages import Done, Failed, Progress, Ready, Setup
 from loadgen.runs.outcome import RunOutcome, is_answered, outcome_of
 from loadgen.runs.progress import RunProgress
@@ -79,7 +79,7 @@ def refuse_earlier(settings: RunSettings) -> None:
     trace = settings.trace
     if settings.overwrite:
         return
-    if parts := parts_of(trace):
+    if parts := part_paths(trace):
         raise InputError(f"{parts[0]}: left by a run that was killed; expected another name, or --overwrite")
     if trace.is_file() and (size := trace.stat().st_size):
         raise InputError(f"{trace}: already has {size} bytes; expected a new file, or --overwrite")
@@ -102,7 +102,7 @@ class Run:
         self._count = count = worker_count(config, host.cores)
         self._in_parts = count > 1 or host.apart
         trace = config.settings.trace
-        self._parts = [part_of(trace, index) for index in range(count)] if self._in_parts else [trace]
+        self._parts = [part_path(trace, index) for index in range(count)] if self._in_parts else [trace]
         self._meta = config.meta
         if count > 1:
             self._meta = msgspec.structs.replace(config.meta, extra=config.meta.extra | {"workers": count})
@@ -117,7 +117,7 @@ class Run:
             with interrupted(workers):
                 ready = await workers.ready(self._setups())
                 self._where = [link.where for link in workers.links]
-                self._make_room()
+                self._remove_overwritten()
                 zero_ns, self._meta = workers.go(self._header(ready))
                 progress = RunProgress(
                     zero_ns,
@@ -154,16 +154,16 @@ class Run:
             print(printable(f"the engine refuses: {reason}"), file=sys.stderr)
         if trace.is_file() and not is_answered(outcome):
             trace.unlink()  # so that the corrected command has its name
-            return replace(outcome, kept=False)
+            return replace(outcome, has_trace=False)
         return outcome
 
     def _with_delays(self, words: Sequence[Done | Failed]) -> Meta:
-        loop_ms, settle_ms = array("d"), array("d")
+        loop_ms, follow_up_ms = array("d"), array("d")
         for word in words:
             if isinstance(word, Done):
                 loop_ms += word.loop_delay_ms
-                settle_ms += word.settle_delay_ms
-        return with_delays(self._meta, loop_ms, settle_ms)
+                follow_up_ms += word.follow_up_delay_ms
+        return with_delays(self._meta, loop_ms, follow_up_ms)
 
     def warn_of_parts(self) -> None:
         left = [str(part) for part in self._parts if part.exists()]
@@ -188,26 +188,26 @@ class Run:
         """The header, after the workers have drawn the load. Raises InputError for an empty load."""
         if planned_by(ready) == 0:
             raise InputError(self._config.empty)
-        self._digest = add_shares([each.digest_share for each in ready])
+        self._digest = add_shares([worker.digest_share for worker in ready])
         workload = msgspec.structs.replace(self._meta.workload or Workload(), digest=self._digest)
         return msgspec.structs.replace(self._meta, workload=workload)
 
-    def _make_room(self) -> None:
+    def _remove_overwritten(self) -> None:
         """Remove the files to be overwritten, so that none is read as a part of this run."""
         if self._config.settings.overwrite and self._in_parts:
-            for path in [*parts_of(self._config.settings.trace), self._config.settings.trace]:
+            for path in [*part_paths(self._config.settings.trace), self._config.settings.trace]:
                 path.unlink(missing_ok=True)
 
 
 def planned_by(ready: Sequence[Ready]) -> int | None:
     """Requests of all workers; null: unknown to some worker."""
-    planned = [each.planned for each in ready]
+    planned = [worker.planned for worker in ready]
     return None if None in planned else sum(count for count in planned if count is not None)
 
 
 def last_send_s(ready: Sequence[Ready], ends_s: float | None) -> float | None:
     """Time of the last send by the plan, or by the run's duration; null: responses decide."""
-    planned = [each.last_send_ms / 1e3 for each in ready if each.last_send_ms is not None]
+    planned = [worker.last_send_ms / 1e3 for worker in ready if worker.last_send_ms is not None]
     return max(planned) if planned and len(planned) == len(ready) else ends_s
 
 
@@ -229,7 +229,7 @@ def _handle(
     workers: Workers, progress: RunProgress, unreported: UnreportedWarning, index: int, word: Progress | Done | Failed
 ) -> None:
     """End a run if the engine refuses every request, which no single worker can see."""
-    progress.hear(index, word)
+    progress.receive(index, word)
     unreported.update(progress)
     if progress.only_refusals():
         workers.stop("refused")

@@ -34,21 +34,21 @@ class Times(msgspec.Struct, frozen=True):
 _times = msgspec.json.Decoder(Times)
 
 
-def part_of(trace: Path, worker: int) -> Path:
+def part_path(trace: Path, worker: int) -> Path:
     return trace.with_name(f"{trace.name}.part{worker}.jsonl")
 
 
-def parts_of(trace: Path) -> list[Path]:
+def part_paths(trace: Path) -> list[Path]:
     named = re.compile(re.escape(trace.name) + r"\.part(\d+)\.jsonl")
-    found = ((named.fullmatch(path.name), path) for path in trace.parent.iterdir()) if trace.parent.is_dir() else ()
-    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+    matches = ((named.fullmatch(path.name), path) for path in trace.parent.iterdir()) if trace.parent.is_dir() else ()
+    return [path for _, path in sorted((int(match[1]), path) for match, path in matches if match)]
 
 
 def refuse_lost_inputs(trace: Path, inputs: Iterable[Path | None]) -> None:
     """Raise InputError if a run that writes ``trace`` would write over one of the files that it reads."""
-    given = [path for path in inputs if path is not None]
-    for path in (trace, *parts_of(trace)):
-        refuse_inputs(path, given)
+    paths = [path for path in inputs if path is not None]
+    for path in (trace, *part_paths(trace)):
+        refuse_inputs(path, paths)
 
 
 def merge_parts(trace: Path, parts: Sequence[Path], meta: Meta) -> int:
@@ -86,8 +86,8 @@ class InFlight:
         """Requests in flight at this arrival, itself included; null: arrival unknown."""
         if times.arrival_ms is None or times.e2e_ms is None:
             return None
-        gone = bisect_right(self._ends_ms, times.arrival_ms) - (times.e2e_ms == 0.0)
-        return bisect_right(self._arrivals_ms, times.arrival_ms) - gone
+        ended = bisect_right(self._ends_ms, times.arrival_ms) - (times.e2e_ms == 0.0)
+        return bisect_right(self._arrivals_ms, times.arrival_ms) - ended
 
 
 def record_lines(part: Path) -> Iterator[bytes]:
@@ -102,14 +102,14 @@ def record_lines(part: Path) -> Iterator[bytes]:
 
 def _write_all(file: TraceFile, parts: Sequence[Path], meta: Meta, in_flight: InFlight) -> int:
     file.add(encode_meta(meta))
-    count = 0
+    records = 0
     for _, times, line in heapq.merge(*map(_timed_lines, parts), key=lambda timed: timed[0]):
-        now = in_flight.at_arrival(times)
-        file.add((line if now is None else CONCURRENCY.sub(b'"concurrency":%d' % now, line, count=1)) + b"\n")
-        count += 1
+        count = in_flight.at_arrival(times)
+        file.add((line if count is None else CONCURRENCY.sub(b'"concurrency":%d' % count, line, count=1)) + b"\n")
+        records += 1
         if file.failing:
             file.drain()
-    return count
+    return records
 
 
 def _timed_lines(part: Path) -> Iterator[tuple[float, Times, bytes]]:

@@ -81,7 +81,7 @@ class Done:
     cpu_s: float
     loop_delay_ms: "array[float]" = field(default_factory=lambda: array("d"))
     """Lateness of a timer, twenty times a second: the delay of a read's time stamp."""
-    settle_delay_ms: "array[float]" = field(default_factory=lambda: array("d"))
+    follow_up_delay_ms: "array[float]" = field(default_factory=lambda: array("d"))
     """From responses' ends until what follows them was planned."""
     reason: str = ""
     """The engine's words for the first request that it refused; never written."""

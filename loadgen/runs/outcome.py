@@ -29,7 +29,7 @@ class RunOutcome:
     """From t = 0 to the last end."""
     cpu_s: list[tuple[str, float]]
     """Place and CPU time of each worker."""
-    kept: bool = True
+    has_trace: bool = True
     """False: the engine answered no request, so that the trace was removed."""
 
 
@@ -38,9 +38,9 @@ def outcome_of(
 ) -> RunOutcome:
     tally, findings, seconds = LiveCounts(), Counter[str](), 0.0
     for word, part in zip(words, parts, strict=True):
-        of_worker, its_s = (word.tally, word.seconds) if isinstance(word, Done) else recorded(part)
+        of_worker, end_s = (word.tally, word.seconds) if isinstance(word, Done) else recorded(part)
         tally.merge(of_worker)
-        seconds = max(seconds, its_s)
+        seconds = max(seconds, end_s)
         findings.update(word.findings if isinstance(word, Done) else {})
     return RunOutcome(
         tally=tally,
@@ -50,7 +50,7 @@ def outcome_of(
         failures=[f"worker {index}: {word.text}" for index, word in enumerate(words) if isinstance(word, Failed)],
         seconds=seconds,
         cpu_s=[
-            (place, word.cpu_s if isinstance(word, Done) else 0.0) for place, word in zip(where, words, strict=True)
+            (process, word.cpu_s if isinstance(word, Done) else 0.0) for process, word in zip(where, words, strict=True)
         ],
     )
 

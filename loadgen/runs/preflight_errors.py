@@ -21,7 +21,7 @@ def refusal(control: ControlClient, model: str, settings: RunSettings, errors: C
     plain = _short(control, model, [vocabulary.low, vocabulary.high - 1])
     if refused := [status for status in REFUSED if errors[f"http_{status}"]]:
         return f"--url: {control.url}: {plain.refusal or control.access.refusal(refused[0])}"
-    if plain.is_success and settings.fields.given:
+    if plain.is_success and settings.fields.customised:
         return (
             "--extra-body, --no-stream: the engine refuses these requests but takes a plain one; expected fields and "
             "values that it takes, and lengths within its context"

@@ -89,7 +89,7 @@ class RunProgress:
         self._recent = RecentWindow()
         self._sent, self._tokens = RateWindow(), RateWindow()
 
-    def hear(self, worker: int, message: Progress | Done | Failed) -> None:
+    def receive(self, worker: int, message: Progress | Done | Failed) -> None:
         now_s = self.elapsed_s()
         if isinstance(message, Progress):
             self._counts[worker] = message.counts
@@ -103,8 +103,8 @@ class RunProgress:
 
     def status(self) -> Status:
         now_s, counts = self.elapsed_s(), Counts()
-        for each in self._counts:
-            counts.add_counts(each)
+        for counts_of_worker in self._counts:
+            counts.add_counts(counts_of_worker)
         self._recent.forget(now_s)
         ttft, itl, lag = map(_p50_p99, self._recent.total.samples)
         return Status(

@@ -63,18 +63,18 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RunResult:
     """Run that was sent: its outcome, and the summary with the metrics of its trace."""
 
     outcome: RunOutcome
     summary: Summary
-    lacking: InputError | None = None
+    missing_metric: InputError | None = None
     """Error of an SLO on a metric that the trace lacks: raised once everything else is told."""
 
     def exit_code(self) -> int:
         """Return 1 if nothing ended well or an SLO is missed, 130 if cut short, else 0; raises ``lacking``."""
-        if self.lacking is not None:
-            raise self.lacking
+        if self.missing_metric is not None:
+            raise self.missing_metric
         metrics = self.summary.metrics
         missed = metrics is not None and not all(slo.met for slo in metrics.slos)
         return exit_code(self.outcome) or int(missed)
@@ -88,20 +88,20 @@ def end_run(
     facts: tuple[EngineFacts, EngineFacts],
     notes: list[str],
     prompt_check: PromptTokenReport | None = None,
-) -> Ending:
+) -> RunResult:
     """Measure the run's trace and sum the run up. ``facts``: the engine's before and after it."""
     trace = settings.trace
-    run = load_run(trace.name, trace, named=False, reuse=True) if outcome.tally.ended and outcome.kept else None
-    metrics, lacking = None, None
+    run = load_run(trace.name, trace, named=False, reuse=True) if outcome.tally.ended and outcome.has_trace else None
+    metrics, missing_metric = None, None
     try:
         metrics = None if run is None else measure_run(run, slos=settings.slos)
     except InputError as error:
-        metrics, lacking = None if run is None else measure_run(run), error
+        metrics, missing_metric = None if run is None else measure_run(run), error
     tally, processes = outcome.tally, processes_of(outcome)
     most = facts[0].engine.max_model_len
     summary = Summary(
         pattern=pattern,
-        trace=str(trace) if outcome.kept else "",
+        trace=str(trace) if outcome.has_trace else "",
         digest=outcome.digest,
         interrupted=outcome.stopped,
         failures=outcome.failures,
@@ -118,7 +118,7 @@ def end_run(
         counters_after=facts[1].counters,
         notes=[*busy_notes(processes, outcome.seconds), *length_notes(run, outcome, most), *notes],
     )
-    return Ending(outcome, summary, lacking)
+    return RunResult(outcome, summary, missing_metric)
 
 
 def length_notes(run: Run | None, outcome: RunOutcome, most: int | None) -> list[str]:
@@ -126,8 +126,8 @@ def length_notes(run: Run | None, outcome: RunOutcome, most: int | None) -> list
     refused = outcome.tally.errors["http_400"]
     if run is None or most is None or not refused:
         return []
-    asked = np.maximum(run.prompt_tokens, run.planned_prompt_tokens) + run.max_tokens
-    longer = min(int(((run.status == STATUSES.index("error")) & (asked > most)).sum()), refused)
+    requested = np.maximum(run.prompt_tokens, run.planned_prompt_tokens) + run.max_tokens
+    longer = min(int(((run.status == STATUSES.index("error")) & (requested > most)).sum()), refused)
     reason = f"longer than the engine's max_model_len of {most:,} tokens, prompt and output together"
     return [f"{longer} of {refused} requests refused with HTTP 400 are {reason}"] if longer else []
 
@@ -167,9 +167,9 @@ def summary_lines(summary: Summary, more: Sequence[str] = ()) -> list[str]:
 
 def _counted(summary: Summary) -> list[str]:
     busiest = max((process.cpu for process in summary.processes), default=0.0)
-    held = "" if summary.metrics is None else f"; {summary.metrics.client.held} queued by the concurrency limit"
+    queued = "" if summary.metrics is None else f"; {summary.metrics.client.held} queued by the concurrency limit"
     lines = [
-        f"client              {busiest:.0%} of a core{held}",
+        f"client              {busiest:.0%} of a core{queued}",
         f"trace               {summary.trace or 'none: no request was answered'}",
         f"workload            {summary.digest}",
     ]

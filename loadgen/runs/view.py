@@ -123,7 +123,7 @@ def _side_by_side(groups: Sequence[Sequence[Row]]) -> Table:
         grid.add_column(no_wrap=True, overflow="ellipsis", min_width=STEADY)
     for line in range(max(map(len, groups))):
         cells = [group[line] if line < len(group) else ("", Text()) for group in groups]
-        grid.add_row(*(part for cell in cells for part in cell))
+        grid.add_row(*(text for cell in cells for text in cell))
     return grid
 
 

@@ -34,7 +34,7 @@ HEAD_START_S = 0.1
 LEAVE_S = 5.0
 """Longest time to end after the last message."""
 
-Hear = Callable[[FromWorker], None]
+OnMessage = Callable[[FromWorker], None]
 
 
 class WorkerLink(Protocol):
@@ -59,7 +59,7 @@ class WorkerLink(Protocol):
 class Host:
     """Place where workers run."""
 
-    start: Callable[[Hear], Awaitable[WorkerLink]]
+    start: Callable[[OnMessage], Awaitable[WorkerLink]]
     """Starts a worker; the callable gets its messages."""
     cores: int
     apart: bool
@@ -78,7 +78,7 @@ class Workers:
         self.going = False
 
     async def __aenter__(self) -> "Workers":
-        starting = [asyncio.ensure_future(self._host.start(self._hear(index))) for index in range(self._count)]
+        starting = [asyncio.ensure_future(self._host.start(self._on_message(index))) for index in range(self._count)]
         try:
             self.links += await asyncio.gather(*starting)
         except BaseException:
@@ -114,7 +114,7 @@ class Workers:
         self.going = True
         return at_ns, msgspec.structs.replace(meta, epoch_unix_ns=unix_ns)
 
-    async def ended(self, hear: Callable[[int, Progress | Done | Failed], None]) -> list[Done | Failed]:
+    async def ended(self, on_message: Callable[[int, Progress | Done | Failed], None]) -> list[Done | Failed]:
         """Wait for all last messages; stop the others if a worker ends early. ``hear`` gets every message."""
         last: dict[int, Done | Failed] = {}
         while len(last) < self._count:
@@ -122,7 +122,7 @@ class Workers:
             assert isinstance(message, Progress | Done | Failed)
             if index in last:  # a process that ends after its last message says nothing new
                 continue
-            hear(index, message)
+            on_message(index, message)
             if isinstance(message, Done | Failed):
                 last[index] = message
                 reason = "worker failed" if isinstance(message, Failed) else message.stopped
@@ -144,7 +144,7 @@ class Workers:
         for link in self.links:
             link.kill()
 
-    def _hear(self, index: int) -> Hear:
+    def _on_message(self, index: int) -> OnMessage:
         return lambda message: self._inbox.put_nowait((index, message))
 
 
@@ -153,19 +153,19 @@ class WorkerProcess:
 
     ahead_ns: int | None = None
 
-    def __init__(self, process: "subprocess.Popen[bytes]", hear: Hear) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", on_message: OnMessage) -> None:
         self.where = f"process {process.pid}"
         self._process = process
-        self._hear = hear
+        self._on_message = on_message
         self._socket: FrameSocket | None = None
         self._reporting: asyncio.Task[None] | None = None
         self._closing = False
 
     @classmethod
-    async def start(cls, hear: Hear, module: str = MODULE) -> "WorkerProcess":
+    async def start(cls, on_message: OnMessage, module: str = MODULE) -> "WorkerProcess":
         process, ours = start_child(module)
-        worker = cls(process, hear)
-        worker._socket = await FrameSocket(worker._take, worker._end).attach(ours)
+        worker = cls(process, on_message)
+        worker._socket = await FrameSocket(worker._receive, worker._end).attach(ours)
         return worker
 
     def send(self, message: FromParent) -> None:
@@ -186,10 +186,10 @@ class WorkerProcess:
             self._reporting.cancel()
         await reap_child(self._process, LEAVE_S)
 
-    def _take(self, payload: bytes) -> None:
+    def _receive(self, payload: bytes) -> None:
         message = decode(payload)
         assert isinstance(message, FromWorker)
-        self._hear(message)
+        self._on_message(message)
 
     def _end(self) -> None:
         if not self._closing:
@@ -197,7 +197,7 @@ class WorkerProcess:
 
     async def _report(self) -> None:
         await child_left(self._process, LEAVE_S)
-        self._hear(Failed(f"{self.where} {how_it_ended(self._process.poll())}", is_input=False))
+        self._on_message(Failed(f"{self.where} {how_it_ended(self._process.poll())}", is_input=False))
 
 
 def how_it_ended(code: int | None) -> str:

@@ -54,11 +54,11 @@ class Exchange:
         "_on_end",
         "_on_stale",
         "_retried",
+        "buffered_bytes",
         "concurrency",
         "end_ns",
         "error_kind",
         "held",
-        "kept_bytes",
         "order",
         "outcome",
         "reads",
@@ -88,7 +88,7 @@ class Exchange:
         self.error_kind: LossKind | None = None
         self.reads: list[tuple[int, bytes]] = []
         """Body reads, with times taken first."""
-        self.kept_bytes = 0
+        self.buffered_bytes = 0
         self._on_end, self._on_stale = on_end, on_stale
         self._connection: ServerConnection | None = None
         self._retried = False
@@ -116,8 +116,8 @@ class Exchange:
         del raw
         if not data:
             return
-        self.kept_bytes += READ_BYTES + len(data)
-        if self.kept_bytes <= self.order.most_bytes:
+        self.buffered_bytes += READ_BYTES + len(data)
+        if self.buffered_bytes <= self.order.most_bytes:
             self.reads.append((at_ns, data))
             return
         sizes = itertools.accumulate(len(data) for _, data in self.reads)

@@ -76,7 +76,7 @@ class PlanRun:
         self.reason = ""
         """The engine's words for the first refused request: for the terminal alone, as they may quote it."""
         self.tally = LiveCounts()
-        self.settle_delay_ms = array("d")
+        self.follow_up_delay_ms = array("d")
         """From each response's end until what follows it was planned."""
         self._next_root()
 
@@ -135,12 +135,12 @@ class PlanRun:
         if self.over.done():
             return
         try:
-            built = self._build()
-            self._settle()
+            num_built = self._build()
+            self._process_ended()
         except Exception as error:  # a callback's exception would leave the run waiting for ever
             self.fail(error)
             return
-        if self._ended or built:
+        if self._ended or num_built:
             self._turn_soon()
         else:
             blocked = bool(self._upcoming) and self._sender.upcoming
@@ -157,7 +157,7 @@ class PlanRun:
 
     def _build(self) -> int:
         """Build and hand over requests for a short time; return how many."""
-        built, began_ns = 0, self._clock()
+        num_built, began_ns = 0, self._clock()
         while (wake_ns := self._wake_ns()) is not None and wake_ns <= began_ns:
             order = heapq.heappop(self._upcoming)
             if order.parent_end_ms is None:
@@ -166,20 +166,20 @@ class PlanRun:
             order.data, order.most_bytes = self._writer.write(request), request.most_response_bytes()
             large = len(order.data) > LARGE_BODY_BYTES  # kept once
             order.request = msgspec.structs.replace(request, body=b"") if large else request
-            self._sender.take(order)
-            built += 1
+            self._sender.enqueue(order)
+            num_built += 1
             if self._clock() - began_ns > PIECE_NS:
                 break
-        return built
+        return num_built
 
-    def _settle(self) -> None:
+    def _process_ended(self) -> None:
         began_ns = self._clock()
         while self._ended:
-            self._settle_one(self._ended.popleft())
+            self._process(self._ended.popleft())
             if self._clock() - began_ns > PIECE_NS:
                 break
 
-    def _settle_one(self, exchange: Exchange) -> None:
+    def _process(self, exchange: Exchange) -> None:
         """Read the response, plan the follow-ups, write the record."""
         order = exchange.order
         response = response_of(exchange, self._t0_ns)
@@ -188,7 +188,7 @@ class PlanRun:
             for follow_up in follow_ups:
                 self._add(follow_up, exchange.end_ns, response.end_ms)
             if follow_ups:
-                self.settle_delay_ms.append((self._clock() - exchange.end_ns) / 1e6)
+                self.follow_up_delay_ms.append((self._clock() - exchange.end_ns) / 1e6)
                 self._build()
         record = order.send.describe(response)
         self.reason = self.reason or reason_of(exchange)

@@ -121,7 +121,7 @@ class Sender:
         self._parallel, self._timeout_ns = parallel, timeout_ns
         self._clock = clock
         self._upcoming: list[Order] = []
-        self._held: deque[Order] = deque()
+        self._waiting_for_slot: deque[Order] = deque()
         self._in_flight: dict[int, Exchange] = {}  # in order of their start, so that the first is the oldest
         self.started = 0
         self.waiting_bytes = 0
@@ -144,9 +144,9 @@ class Sender:
     @property
     def waiting(self) -> int:
         """Orders that have not started."""
-        return len(self._upcoming) + len(self._held)
+        return len(self._upcoming) + len(self._waiting_for_slot)
 
-    def take(self, order: Order) -> None:
+    def enqueue(self, order: Order) -> None:
         self.waiting_bytes += len(order.data)
         heapq.heappush(self._upcoming, order)
         self._advance()
@@ -154,7 +154,7 @@ class Sender:
     def halt(self) -> None:
         """Start nothing more; abort the requests in flight."""
         self._upcoming.clear()
-        self._held.clear()
+        self._waiting_for_slot.clear()
         self.waiting_bytes = 0
         for exchange in list(self._in_flight.values()):
             exchange.give_up("client_abort", None)
@@ -166,9 +166,9 @@ class Sender:
     def check_integrity(self) -> None:
         """Raise AssertionError if a slot is idle while an order waits for one, or there are too many in flight."""
         assert self._parallel is None or len(self._in_flight) <= self._parallel
-        assert not self._held or len(self._in_flight) == self._parallel
+        assert not self._waiting_for_slot or len(self._in_flight) == self._parallel
         assert not any(exchange.end_ns for exchange in self._in_flight.values())
-        assert self.waiting_bytes == sum(len(order.data) for order in (*self._upcoming, *self._held))
+        assert self.waiting_bytes == sum(len(order.data) for order in (*self._upcoming, *self._waiting_for_slot))
 
     def _advance(self) -> None:
         upcoming, now_ns = self._upcoming, self._clock()
@@ -177,7 +177,7 @@ class Sender:
                 break
             order = heapq.heappop(upcoming)
             if self._parallel is not None and len(self._in_flight) >= self._parallel:
-                self._held.append(order)
+                self._waiting_for_slot.append(order)
             else:
                 self._start(order, now_ns)
         self._alarm.set(upcoming[0].at_ns if upcoming else None)
@@ -199,8 +199,8 @@ class Sender:
         """Give the slot of an ended exchange to a held order, and its connection to a waiting exchange."""
         del self._in_flight[exchange.order.number]
         self._on_ended(exchange)
-        while self._held and (self._parallel is None or len(self._in_flight) < self._parallel):
-            self._start(self._held.popleft(), self._clock(), held=True)
+        while self._waiting_for_slot and (self._parallel is None or len(self._in_flight) < self._parallel):
+            self._start(self._waiting_for_slot.popleft(), self._clock(), held=True)
         self._connections.serve()
 
     def _on_beat(self) -> None:
@@ -210,7 +210,7 @@ class Sender:
         self._beat.set(self._next_beat_ns)
         if self._timeout_ns is None:
             return
-        started_by_ns = now_ns - self._timeout_ns
-        oldest = itertools.takewhile(lambda exchange: exchange.started_ns <= started_by_ns, self._in_flight.values())
+        deadline_ns = now_ns - self._timeout_ns
+        oldest = itertools.takewhile(lambda exchange: exchange.started_ns <= deadline_ns, self._in_flight.values())
         for exchange in list(oldest):
             exchange.give_up("timeout", "timeout")

@@ -100,8 +100,8 @@ CONVERSATION_FIELDS: Mapping[TextApi, Callable[[Sequence[SentMessage]], dict[str
 
 
 def _response(max_tokens: int, dialect: Dialect) -> dict[str, Any]:
-    asked = max_tokens + dialect.responses_headroom
-    fields: dict[str, Any] = {"max_output_tokens": asked, "temperature": 0, "store": False}
+    limit = max_tokens + dialect.responses_headroom
+    fields: dict[str, Any] = {"max_output_tokens": limit, "temperature": 0, "store": False}
     if dialect.name == "vllm":
         # Its own fields: past the end of the response, and the tokens of both sides with the last event.
         fields |= {"ignore_eos": True, "enable_response_messages": True}

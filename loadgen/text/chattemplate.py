@@ -70,17 +70,17 @@ def _cut(tokenizer: Tokenizer, words: Words, order: Order, offset: int) -> Gaps:
     token_ids = tokenizer.encode_chat(chat_messages(marked))
     gaps: list[tuple[int, ...]] = []
     spaced: list[bool] = []
-    behind = 0
+    position = 0
     for message in marked:
         assert message.numbers is not None
-        plain, after_space = (words.ids(message.numbers, spaced=each).tolist() for each in (False, True))
-        at = _find(token_ids, (plain, after_space), behind)
-        if at is None:
+        plain, after_space = (words.ids(message.numbers, spaced=after).tolist() for after in (False, True))
+        start = _find(token_ids, (plain, after_space), position)
+        if start is None:
             raise TokenizerError(f"its chat template changes or leaves out what the {message.role} says")
-        spaced.append(token_ids[at] == after_space[0] != plain[0])
-        gaps.append(tuple(token_ids[behind:at]))
-        behind = at + MARK
-    return Gaps((*gaps, tuple(token_ids[behind:])), tuple(spaced))
+        spaced.append(token_ids[start] == after_space[0] != plain[0])
+        gaps.append(tuple(token_ids[position:start]))
+        position = start + MARK
+    return Gaps((*gaps, tuple(token_ids[position:])), tuple(spaced))
 
 
 def _marked(words: Words, role: str, offset: int) -> SentMessage:
@@ -88,8 +88,8 @@ def _marked(words: Words, role: str, offset: int) -> SentMessage:
     return SentMessage(role, words.text(numbers), numbers)
 
 
-def _find(token_ids: Sequence[int], marks: Sequence[Sequence[int]], behind: int) -> int | None:
-    for at in range(behind, len(token_ids) - MARK + 1):
-        if any(list(token_ids[at : at + MARK]) == list(mark) for mark in marks):
-            return at
+def _find(token_ids: Sequence[int], marks: Sequence[Sequence[int]], first: int) -> int | None:
+    for start in range(first, len(token_ids) - MARK + 1):
+        if any(list(token_ids[start : start + MARK]) == list(mark) for mark in marks):
+            return start
     return None

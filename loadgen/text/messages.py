@@ -32,7 +32,7 @@ class VerbatimMessage:
     def text(self) -> str:
         content = self.message.get("content")
         if isinstance(content, list):
-            return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+            return "".join(str(block.get("text", "")) for block in content if isinstance(block, dict))
         return "" if content is None else str(content)
 
 

@@ -14,7 +14,7 @@ from tracefile.records.schema import Record
 
 IDS = "ids"
 """Tokenizer name of token-id prompts; no tokenizer is asked."""
-GIVEN = "a dataset's texts: what they share is theirs"
+DATASET_TEXTS = "a dataset's texts: what they share is theirs"
 """Reason to check nothing of a dataset's texts."""
 FINDINGS = "prompt_check."
 
@@ -129,8 +129,8 @@ def _verdict(tokenizer: str | None, unknown: str | None, counts: PromptTokenCoun
         by_engine = f"the engine reported the tokens of {counts.ids_reported}"
     elif not counts.planned:
         by_engine = "the engine reported no prompt's length"
-    if unknown == GIVEN:
-        return f"as given ({GIVEN}; {by_engine})"
+    if unknown == DATASET_TEXTS:
+        return f"as given ({DATASET_TEXTS}; {by_engine})"
     if unknown is not None:
         return f"not known ({unknown})"
     if counts.off_tokens:

@@ -39,20 +39,20 @@ class Chain:
         return [*self.prompt, *(self.output or ())]
 
 
-def continue_chain(hasher: BlockHasher, known: Sequence[BlockHash], token_ids: TokenIds) -> list[BlockHash]:
+def continue_chain(hasher: BlockHasher, hashes: Sequence[BlockHash], token_ids: TokenIds) -> list[BlockHash]:
     """Chain of all full blocks; ``known``: hashes of the first ones."""
-    tail = token_ids[len(known) * hasher.block_size :]
-    return [*known, *hasher.extend(known[-1] if known else None, tail)]
+    tail = token_ids[len(hashes) * hasher.block_size :]
+    return [*hashes, *hasher.extend(hashes[-1] if hashes else None, tail)]
 
 
 def hash_request(
-    hasher: BlockHasher, known: Sequence[BlockHash], prompt: TokenIds, output: Sequence[int] | None
+    hasher: BlockHasher, hashes: Sequence[BlockHash], prompt: TokenIds, output: Sequence[int] | None
 ) -> Chain:
     """Chain of a request that begins with blocks of ``known`` hashes; the last generated token has no KV yet."""
     if output is None:
-        return Chain(continue_chain(hasher, known, prompt), None, prompt)
+        return Chain(continue_chain(hasher, hashes, prompt), None, prompt)
     computed = np.concatenate([prompt, np.asarray(array("I", output[:-1]), dtype=np.uint32)])  # by a buffer: faster
-    chain = continue_chain(hasher, known, computed)
+    chain = continue_chain(hasher, hashes, computed)
     full = len(prompt) // hasher.block_size
     return Chain(chain[:full], chain[full:], computed)
 
@@ -71,7 +71,7 @@ class Prompt(Protocol):
     def chain(self, hasher: BlockHasher, response: Response) -> Chain | None:
         """Hash from the end of the known chain, and extend what is known."""
 
-    def after(self, response: Response, said: Sequence[PlannedMessage], stand_in: int) -> "Prompt":
+    def after(self, response: Response, messages: Sequence[PlannedMessage], stand_in: int) -> "Prompt":
         """The next turn's prompt. ``stand_in``: key of tokens that replace an output whose ids are unknown."""
 
 
@@ -95,9 +95,9 @@ class TokenForm:
         return self._encoded[model, max_tokens]
 
     def ids(self, planned: Sequence[PlannedMessage]) -> list[TokenIds]:
-        drawn = [message for message in planned if isinstance(message, SyntheticMessage)]
-        assert len(drawn) == len(planned)  # a dataset's texts are not sent as ids
-        return [tokens_of(message.key, message.tokens, self.vocabulary) for message in drawn]
+        synthetic = [message for message in planned if isinstance(message, SyntheticMessage)]
+        assert len(synthetic) == len(planned)  # a dataset's texts are not sent as ids
+        return [tokens_of(message.key, message.tokens, self.vocabulary) for message in synthetic]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class TokenPrompt:
 
     token_ids: TokenIds
     form: TokenForm
-    known: list[BlockHash]
+    hashes: list[BlockHash]
     """Hashes of its first blocks from earlier turns; one list for a conversation."""
     repeated: int = 0
 
@@ -124,19 +124,19 @@ class TokenPrompt:
         self.form.counts.check_prompt(len(self.token_ids), response.record, after_output=False)
         if self.repeated:
             self.form.counts.check_cached(self.repeated, self.form.block_size, response.record)
-        chain = hash_request(hasher, self.known, self.token_ids, response.token_ids)
-        self.known[:] = chain.blocks()
+        chain = hash_request(hasher, self.hashes, self.token_ids, response.token_ids)
+        self.hashes[:] = chain.blocks()
         return chain
 
-    def after(self, response: Response, said: Sequence[PlannedMessage], stand_in: int) -> Prompt:
+    def after(self, response: Response, messages: Sequence[PlannedMessage], stand_in: int) -> Prompt:
         repeated = len(self.token_ids)
         if response.token_ids is None:
             generated = tokens_of(stand_in, response.record.output_tokens or 0, self.form.vocabulary)
         else:
             generated = np.asarray(response.token_ids, dtype=np.uint32)
             repeated += max(0, len(generated) - 1)  # the last one has no KV yet when its request ends
-        token_ids = np.concatenate([self.token_ids, generated, *self.form.ids(said)])
-        return TokenPrompt(token_ids, self.form, self.known, repeated)
+        token_ids = np.concatenate([self.token_ids, generated, *self.form.ids(messages)])
+        return TokenPrompt(token_ids, self.form, self.hashes, repeated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +193,11 @@ class ChatPrompt:
         chain = hash_request(hasher, (), self._ids, response.token_ids)
         return chain if self._reported else replace(chain, source="tokenizer")
 
-    def after(self, response: Response, said: Sequence[PlannedMessage], stand_in: int) -> Prompt:
+    def after(self, response: Response, messages: Sequence[PlannedMessage], stand_in: int) -> Prompt:
         del stand_in  # an output is sent as its text
-        return self.continued(response, [self.form.text_maker.say(message) for message in said])
+        return self.continued(response, [self.form.text_maker.sent_message(message) for message in messages])
 
-    def continued(self, response: Response, said: Sequence[SentMessage]) -> "ChatPrompt":
+    def continued(self, response: Response, messages: Sequence[SentMessage]) -> "ChatPrompt":
         """The prompt after this one."""
         output = self.answered(response)
         before = None
@@ -205,7 +205,7 @@ class ChatPrompt:
             before = np.concatenate([self._ids, np.asarray(response.token_ids[:-1], dtype=np.uint32)])
         generated = generated_length(response)
         changed = response.token_ids is None and generated is not None and output.length != generated
-        conversation = [*self.conversation, output, *said]
+        conversation = [*self.conversation, output, *messages]
         return ChatPrompt(self.form, conversation, before, self._repeated(response, conversation), changed)
 
     def _repeated(self, response: Response, conversation: Sequence[SentMessage]) -> int | None:
@@ -241,8 +241,8 @@ class ChatPrompt:
         if reported is not None:
             differs = counts.check_ids(planned, reported, after_output=after_output) or differs
         by_usage = length is not None and record.tokens_source == "usage"
-        seen = by_usage or (reported is not None and planned is not None)
-        if after_output and record.status == "ok" and seen:
+        comparable = by_usage or (reported is not None and planned is not None)
+        if after_output and record.status == "ok" and comparable:
             counts.outputs += 1
             counts.outputs_changed += differs or self.output_changed
         if differs:

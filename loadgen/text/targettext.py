@@ -70,7 +70,7 @@ class TextMaker:
     def __post_init__(self) -> None:
         self._gaps |= self.target.gaps
 
-    def say(self, planned: PlannedMessage) -> SentMessage:
+    def sent_message(self, planned: PlannedMessage) -> SentMessage:
         if not isinstance(planned, SyntheticMessage):
             return SentMessage(planned.role, planned.text, quoted=planned.message)
         return self.message(planned.role, self.target.words.numbers(planned.key, planned.tokens))

@@ -60,8 +60,8 @@ class LocalTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         size = len(self._model)  # transformers counts its tables each time
-        known = [token_id for token_id in token_ids if token_id < size]
-        text: str = self._model.decode(known, clean_up_tokenization_spaces=False)
+        in_vocabulary = [token_id for token_id in token_ids if token_id < size]
+        text: str = self._model.decode(in_vocabulary, clean_up_tokenization_spaces=False)
         return text
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
@@ -82,8 +82,8 @@ class EngineTokenizer:
     def __init__(self, control: Control, model: str) -> None:
         self._control, self._model = control, model
         # llama.cpp reads another field, and finds no tokens in a request without it.
-        self._takes_content = tokenizer_problem(control, model, as_content=False) is not None
-        problem = tokenizer_problem(control, model, as_content=True) if self._takes_content else None
+        self._reads_content = tokenizer_problem(control, model, as_content=False) is not None
+        problem = tokenizer_problem(control, model, as_content=True) if self._reads_content else None
         if problem is not None:
             raise TokenizerError(f"the engine's {problem}")
 
@@ -98,12 +98,12 @@ class EngineTokenizer:
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         question = chat_question({"model": self._model, "messages": list(messages)})
-        if not self._takes_content:
+        if not self._reads_content:
             return self._ask(TOKENIZE, question, TokenIds).tokens
         return self._encode(self._ask(APPLY_TEMPLATE, question, Rendered).prompt, special=True)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        question = text_question(text, special=special, as_content=self._takes_content)
+        question = text_question(text, special=special, as_content=self._reads_content)
         return self._ask(TOKENIZE, {"model": self._model, **question}, TokenIds).tokens
 
     def _ask(self, path: str, question: Mapping[str, Any], kind: type[Response]) -> Response:

@@ -52,10 +52,10 @@ class Words:
 
     def ids(self, numbers: TokenIds, *, spaced: bool = False) -> TokenIds:
         """``spaced``: the first word is also behind a space."""
-        found = np.asarray(self.follows, dtype=np.uint32)[numbers]
-        if len(found) and not spaced:
-            found[0] = self.starts[int(numbers[0])]
-        return found
+        ids = np.asarray(self.follows, dtype=np.uint32)[numbers]
+        if len(ids) and not spaced:
+            ids[0] = self.starts[int(numbers[0])]
+        return ids
 
 
 UNPROVEN = Words(tuple(COMMON))
@@ -64,15 +64,15 @@ UNPROVEN = Words(tuple(COMMON))
 
 def find_words(tokenizer: Tokenizer) -> Words:
     """Raises TokenizerError if the vocabulary has too few words."""
-    found: dict[str, tuple[int, int]] = {}
+    words: dict[str, tuple[int, int]] = {}
     for candidates in _candidates(tokenizer):
-        found |= _kept(tokenizer, [word for word in candidates if word not in found])
-        if len(found) >= MOST_WORDS:
+        words |= _single_token_words(tokenizer, [word for word in candidates if word not in words])
+        if len(words) >= MOST_WORDS:
             break
-    if len(found) < FEWEST_WORDS:
-        raise TokenizerError(f"only {len(found)} words of its vocabulary survive re-tokenization")
-    texts = tuple(found)[:MOST_WORDS]
-    return Words(texts, tuple(found[text][0] for text in texts), tuple(found[text][1] for text in texts))
+    if len(words) < FEWEST_WORDS:
+        raise TokenizerError(f"only {len(words)} words of its vocabulary survive re-tokenization")
+    texts = tuple(words)[:MOST_WORDS]
+    return Words(texts, tuple(words[text][0] for text in texts), tuple(words[text][1] for text in texts))
 
 
 def prove(tokenizer: Tokenizer, words: Words, seed: int) -> None:
@@ -106,7 +106,7 @@ def _is_plain(word: str) -> bool:
     return 3 <= len(word) <= 12 and word.isascii() and word.isalpha() and word.islower()
 
 
-def _kept(tokenizer: Tokenizer, candidates: Sequence[str]) -> dict[str, tuple[int, int]]:
+def _single_token_words(tokenizer: Tokenizer, candidates: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Candidates with one token in both places, and these tokens."""
     leader = tokenizer.encode(LEADER)
     starts = _lines(tokenizer, candidates)
@@ -125,12 +125,12 @@ def _lines(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
     newline = tokenizer.encode("a\na")[1:-1]
     if len(newline) != 1:
         raise TokenizerError("its line ends are no tokens of their own")
-    found: list[list[int]] = [[]]
+    ids: list[list[int]] = [[]]
     for token_id in tokenizer.encode("\n".join(lines)):
         if token_id == newline[0]:
-            found.append([])
+            ids.append([])
         else:
-            found[-1].append(token_id)
-    if len(found) != len(lines):
+            ids[-1].append(token_id)
+    if len(ids) != len(lines):
         raise TokenizerError("its line ends are no tokens of their own")
-    return found
+    return ids

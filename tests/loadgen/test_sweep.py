@@ -16,7 +16,7 @@ from loadgen.__main__ import main
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.workload import Workload
 from loadgen.runs.outcome import RunOutcome, recorded
-from loadgen.runs.summary import Ending, end_run
+from loadgen.runs.summary import RunResult, end_run
 from loadgen.sweeping import warm_up_of
 from loadgen.sweepplan import in_order, parse_sweep
 from measure.sweepindex import INDEX, SweepRun, read_sweep
@@ -42,7 +42,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LoadConfig]]:
     """Loads that a sweep sends, in order, each recorded at once as two requests of 5 ms."""
     found: list[LoadConfig] = []
 
-    def send(config: LoadConfig, place: object) -> Ending:
+    def send(config: LoadConfig, place: object) -> RunResult:
         found.append(config)
         name = config.trace.name.partition(".")[0]
         if (error := FAILING.get(name)) is not None:

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.core.draws import Stream, draw_each
+from loadgen.core.draws import Stream, draw_array
 from loadgen.core.lengthdraws import quantities
 from loadgen.core.lengths import UNBOUNDED, LengthDistribution, parse_lengths
 from tracefile.records.errors import InputError
 
-BITS = draw_each(1, Stream.PROMPT_LENGTH, np.arange(50_000, dtype=np.uint64))
+BITS = draw_array(1, Stream.PROMPT_LENGTH, np.arange(50_000, dtype=np.uint64))
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ BITS = draw_each(1, Stream.PROMPT_LENGTH, np.arange(50_000, dtype=np.uint64))
     ],
 )
 def test_spans_are_read_and_said_back(text: str, span: LengthDistribution) -> None:
-    assert parse_lengths("--x", text, minimum=1, whole=True) == span
+    assert parse_lengths("--x", text, minimum=1, integers=True) == span
     assert str(span) == text
 
 
@@ -36,7 +36,7 @@ def test_spans_are_read_and_said_back(text: str, span: LengthDistribution) -> No
 )
 def test_bad_spans_name_their_flag(text: str) -> None:
     with pytest.raises(InputError, match=r"--x: .*expected whole numbers of 1 or more as N, MIN:MAX, normal:"):
-        parse_lengths("--x", text, minimum=1, whole=True)
+        parse_lengths("--x", text, minimum=1, integers=True)
 
 
 @pytest.mark.parametrize(("shape", "sd"), [("normal", 100), ("lognormal", 400)])

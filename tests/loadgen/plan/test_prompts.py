@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from loadgen.core.job import Response
-from loadgen.plan.first_prompts import ChatOpening, orders_of
+from loadgen.plan.first_prompts import ChatFirstPrompts, orders_of
 from loadgen.plan.shapes import SessionShape, TurnShape
 from loadgen.text.api_messages import chat_messages
 from loadgen.text.prompts import ChatPrompt, Prompt, TextForm
@@ -77,7 +77,7 @@ def answered(prompt_tokens: int | None, token_ids: list[int] | None, text: str =
 
 def opened(target: TargetText, **form: Any) -> tuple[ChatPrompt, TextMaker]:
     text_maker = TextMaker(target)
-    return ChatOpening(TextForm("chat", text_maker, **form), PREFIX_TOKENS)(SESSION), text_maker
+    return ChatFirstPrompts(TextForm("chat", text_maker, **form), PREFIX_TOKENS)(SESSION), text_maker
 
 
 def ids_of(prompt: ChatPrompt) -> np.ndarray:
@@ -143,7 +143,7 @@ def test_the_token_that_ended_an_answer_is_the_templates_to_write(target: Target
 def test_an_answer_nobody_told_the_ids_of_is_its_text_encoded(tokenizer: WordTokenizer, target: TargetText) -> None:
     """Its length as generated says whether the text is those tokens; the engine is not needed to see that."""
     text_maker = TextMaker(target, tokenizer=tokenizer)
-    prompt = ChatOpening(TextForm("messages", text_maker), PREFIX_TOKENS)(SESSION)
+    prompt = ChatFirstPrompts(TextForm("messages", text_maker), PREFIX_TOKENS)(SESSION)
     second = after(prompt, answered(prompt.planned_tokens(), None, "time year people"), SESSION.turns[2])
     assert isinstance(second, ChatPrompt)
     planned = second.planned_tokens()

@@ -33,8 +33,8 @@ def told(started: int, ok: int, error: int = 0, ttft_ms: tuple[float, ...] = ())
 def test_workers_add_up(clock: list[float]) -> None:
     progress = progress_of(2, planned=40)
     clock[0] = 2.0
-    progress.hear(0, told(10, 7, ttft_ms=(20.0,)))
-    progress.hear(1, told(8, 2, 1, ttft_ms=(40.0, 60.0)))
+    progress.receive(0, told(10, 7, ttft_ms=(20.0,)))
+    progress.receive(1, told(8, 2, 1, ttft_ms=(40.0, 60.0)))
     status = progress.status()
     counts = status.counts
     assert (counts.started, counts.in_flight, counts.statuses["ok"], counts.failed) == (18, 8, 9, 1)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
-from loadgen.runs.rayworkers import CLOCK_QUESTIONS, clock_ahead_ns
+from loadgen.runs.rayworkers import CLOCK_SAMPLES, clock_ahead_ns
 from tests.jsonoutput import json_of
 from tracefile.files.reading import load_trace
 
@@ -41,7 +41,7 @@ class SkewedClock:
 
 
 def test_the_quickest_answer_says_how_far_a_clock_is_ahead() -> None:
-    clock = SkewedClock(5_000_000, [900, 400, 1000, *[700] * CLOCK_QUESTIONS])
+    clock = SkewedClock(5_000_000, [900, 400, 1000, *[700] * CLOCK_SAMPLES])
     assert asyncio.run(clock_ahead_ns(clock.theirs, clock.ours)) == 5_000_000
 
 

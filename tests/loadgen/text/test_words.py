@@ -54,7 +54,7 @@ def test_a_conversation_of_words_is_the_template_and_the_words(
         SyntheticMessage(role, data.draw(st.integers(0, 2**64 - 1)), data.draw(st.integers(1, 40)))  # type: ignore[arg-type]
         for role in ["system", *roles, "user"]
     ]
-    conversation = [text_maker.say(message) for message in said]
+    conversation = [text_maker.sent_message(message) for message in said]
     planned = text_maker.ids(conversation)
     assert planned is not None
     assert planned.tolist() == tokenizer.encode_chat(chat_messages(conversation))
@@ -63,8 +63,10 @@ def test_a_conversation_of_words_is_the_template_and_the_words(
 
 def test_prompts_of_one_prefix_share_it_and_the_template_and_nothing_more(target: TargetText) -> None:
     text_maker = TextMaker(target)
-    system = text_maker.say(SyntheticMessage("system", 1, 100))
-    first, second = (text_maker.ids([system, text_maker.say(SyntheticMessage("user", key, 20))]) for key in (2, 3))
+    system = text_maker.sent_message(SyntheticMessage("system", 1, 100))
+    first, second = (
+        text_maker.ids([system, text_maker.sent_message(SyntheticMessage("user", key, 20))]) for key in (2, 3)
+    )
     assert first is not None
     assert second is not None
     gaps = target.gaps[SYSTEM_CHAT[:2]]
