@@ -1,4 +1,4 @@
-"""``loadgen``: synthetic load against an OpenAI-compatible engine, with a trace of what it saw."""
+"""``loadgen``: send a synthetic load to an OpenAI-compatible engine and record latencies and tokens in a trace."""
 
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 

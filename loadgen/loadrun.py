@@ -1,4 +1,4 @@
-"""Run of a load from its settings to its exit code: the target asked, the load sent, its trace described."""
+"""Run of a load from its settings to its exit code: query the engine, send the load, describe its trace."""
 
 import secrets
 from collections.abc import Mapping
@@ -32,18 +32,18 @@ from tracefile.hashing.hashkey import load_key
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Workload
 
-EMPTY = "--duration, --rate: no arrival in that time; expected a longer one or a higher rate"
+EMPTY = "--duration, --rate: no arrival in that time; expected a longer time or a higher rate"
 _ALWAYS_SHOWN = frozenset(
     {"api", "rate", "duration_s", "number", "parallel", "prompt_tokens", "output_tokens", "turns"}
 )
-"""Flags that the trace's header has even where they were not given."""
+"""Flags that the trace header always contains."""
 _NOT_SHOWN = frozenset({"pattern", "seed", "fields"})
 SAMPLED = 200
-"""Sessions whose orders of roles are learnt before the run."""
+"""Sessions whose orders of roles (chat template tokens) are learnt before the run."""
 
 
 def run_load(config: LoadConfig) -> int:
-    """Send the load, write its trace, print its summary; return the exit code."""
+    """Send the load, write its trace, print its summary (latency, throughput); return the exit code."""
     if not config.has_texts:  # texts are the same in every run
         config = replace(config, nonce=config.nonce or secrets.token_hex(8))
     result = send_load(config)
@@ -54,7 +54,7 @@ def run_load(config: LoadConfig) -> int:
 
 
 def send_load(config: LoadConfig, position: Mapping[str, object] | None = None) -> RunResult:
-    """Send the load and write its trace. ``place``: its place in a sweep, for the header; null: announced here."""
+    """Send the load and write its trace. ``position``: in a sweep, for the header; null: print the start line here."""
     with ControlClient(str(origin_of(config.url)), config.access) as control:
         model = control.resolve_model(config.model)
         engine = look_at(control, model, config.dialect)
@@ -97,7 +97,7 @@ def run_config(config: LoadConfig, job: Job, meta: Meta, dialect: Dialect) -> Ru
 
 
 def _meta(job: LoadJob, facts: EngineFacts, more: Mapping[str, object]) -> Meta:
-    """Return the header; ``more``: further fields of its workload."""
+    """Return the trace header; ``more``: further fields of its workload."""
     config = job.config
     counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
     return Meta(
@@ -115,7 +115,7 @@ def _meta(job: LoadJob, facts: EngineFacts, more: Mapping[str, object]) -> Meta:
 
 
 def _shape(config: LoadConfig) -> dict[str, object]:
-    """Flags that made the load, for readers of the trace; flags left at their defaults are omitted."""
+    """Flags of the load for the trace header, without defaults."""
     shown: dict[str, object] = {}
     for setting in fields(config):
         name, value = setting.name, getattr(config, setting.name)
@@ -142,15 +142,15 @@ def load_job(config: LoadConfig, dialect: Dialect, model: str, facts: EngineFact
 
 
 def stream_notes(config: LoadConfig) -> list[str]:
-    return [] if config.fields.stream else ["--no-stream: responses come whole, so there is no TTFT and no ITL"]
+    return [] if config.fields.stream else ["--no-stream: no TTFT and no ITL"]
 
 
 def _notes(outcome: RunOutcome, config: LoadConfig) -> list[str]:
     notes = []
     if outcome.findings.get(ESTIMATED_LENGTHS):
         notes.append(
-            "lengths taken from the dataset's texts are estimated at 4 bytes a token; --tokenizer PATH makes them "
-            "exact, --output-tokens says them"
+            "output tokens of the dataset's texts are estimated at 4 bytes a token; --tokenizer PATH counts them, "
+            "--output-tokens sets them"
         )
     repeats = config.prefix_tokens or not config.single_turns
     if repeats and outcome.tally.cached_reported and not outcome.tally.cached_tokens:
@@ -158,14 +158,14 @@ def _notes(outcome: RunOutcome, config: LoadConfig) -> list[str]:
     without_ids = outcome.tally.without_output_hashes
     if config.api == "completions" and not config.single_turns and without_ids:
         notes.append(
-            f"the engine returned no token ids for {without_ids} answers: the turns after them went on from stand-ins, "
-            "whose blocks cannot be in its cache"
+            f"the engine returned no token ids for {without_ids} outputs: later turns contain stand-in tokens, "
+            "whose blocks cannot hit"
         )
     return notes
 
 
 def learn_load_text(config: LoadConfig, control: ControlClient, model: str) -> TargetText:
-    """Ask the tokenizer of ``--tokenizer`` for words and template; ids need none."""
+    """Learn words and chat template from the tokenizer of ``--tokenizer``; token-id prompts need none."""
     if config.api == "completions":
         return TargetText(UNPROVEN, {}, path=path_of(config.tokenizer))
     try:

@@ -1,4 +1,4 @@
-"""Sessions' first prompts: where a shared prefix stands, in token ids and in conversations."""
+"""First prompts of sessions: a shared prefix and new tokens, as token ids or as messages."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,25 +18,25 @@ from tracefile.hashing.branches import BranchFinder
 from tracefile.records.schema import BlockHash, RequestId
 
 AHEAD = 32
-"""Sessions whose prompts are drawn at once; longer prompts are drawn when they are built, lest a send waits."""
+"""Sessions whose prompt tokens are drawn at once; longer prompts are drawn when built, so that no send is delayed."""
 MOST_SESSIONS = 1000
 """Sessions searched for orders of roles before a run."""
 
 
 @dataclass(slots=True)
 class TokenFirstPrompts:
-    """Makes sessions' first prompts of token ids; each shared prefix is made and hashed once."""
+    """First prompts of token ids; each shared prefix is drawn and hashed once."""
 
     form: TokenForm
     prefix_tokens: int
     hasher: BlockHasher
     branches: BranchFinder | None = None
-    """Learns each prefix under a name that all shards give it."""
+    """Registers each prefix under a name that is equal in all shards."""
     _prefixes: dict[int, tuple[TokenIds, list[BlockHash]]] = field(default_factory=dict)
     _tokens_ahead: dict[int, TokenIds] = field(default_factory=dict)
 
     def draw_ahead(self, sessions: Iterator[SessionShape]) -> Iterator[SessionShape]:
-        """Yield the sessions, the tokens of some first prompts drawn at once: a ninth of the time of one by one."""
+        """Yield the sessions, with prompt tokens drawn in batches: a ninth of the time of single draws."""
         while batch := list(islice(sessions, AHEAD)):
             turns = [session.turns[0] for session in batch]
             longest = max(turn.prompt_tokens for turn in turns)
@@ -64,14 +64,14 @@ class TokenFirstPrompts:
 
 @dataclass(slots=True)
 class ChatFirstPrompts:
-    """Makes sessions' first prompts of messages: the shared prefix is the system message, and is made once."""
+    """First prompts of messages; the shared prefix is the system message, rendered once."""
 
     form: TextForm
     prefix_tokens: int
     _prefixes: dict[int, SentMessage] = field(default_factory=dict)
 
     def draw_ahead(self, sessions: Iterator[SessionShape]) -> Iterator[SessionShape]:
-        """Texts are made of words that are drawn in less time than they are encoded."""
+        """Unchanged sessions: words are drawn faster than they are encoded."""
         return sessions
 
     def __call__(self, session: SessionShape) -> ChatPrompt:

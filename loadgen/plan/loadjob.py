@@ -1,4 +1,4 @@
-"""A synthetic load as a job: data for its workers, and each worker's sessions as a plan of turns."""
+"""A synthetic load as a job: picklable data for workers, and each worker's sessions as a plan of turns."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -29,23 +29,23 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Record, RequestId, SessionId
 
 BUSY = 0.6
-"""Utilization in stage ``mix``, by the time of sessions alone: requests meet but do not queue up."""
+"""Utilization in stage ``mix``, from the latency of single sessions: requests batch but do not queue."""
 NEARLY_AT_ONCE = 0.02
-"""Gap in other waves, as a share of a session's time alone: requests overlap but do not arrive at once."""
+"""Gap in other waves, as a share of a single session's time: requests overlap but do not arrive at once."""
 PAUSE_MS = 100.0
 """Between waves, so that the engine is idle."""
 NOT_IN_NAME = frozenset(setting.name for setting in fields(RunSettings)) - {"tokenizer", "fields", "vocabulary"} | {
     *("dataset_path", "nonce")
 }
-"""Settings that do not make the load, or that its name has otherwise."""
+"""Settings that do not change the load, or that its name contains otherwise."""
 NAME_BYTES = 6
 ESTIMATED_LENGTHS = "estimated_lengths"
-"""Finding that counts workers without exact lengths of a dataset's texts."""
+"""Finding that counts workers with estimated token counts of a dataset's texts."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Conversations:
-    """Common data of all sessions of a worker."""
+    """Data shared by all sessions of a worker: workload, first prompts, block hasher."""
 
     workload: Workload
     model: str
@@ -55,12 +55,12 @@ class Conversations:
     load_id: str
     """Part of every id, so that only runs of equal loads have equal request ids."""
     width: int | None
-    """Most open sessions of the worker; null: any number."""
+    """Limit of open sessions of the worker; null: no limit."""
     branches: BranchFinder | None = None
-    """Null: records name only the block where their chains diverge."""
+    """Null: records name only the block where hash chains diverge."""
 
     def plan(self) -> Iterator[Send]:
-        """Yield every session's first turn; with a limit on open sessions only that many, each followed by another."""
+        """Yield the first turn of each session; with ``width``, only that many, each followed by a session."""
         sessions = self.first_prompts.draw_ahead(iter(self.workload))
         for started, session in enumerate(sessions, start=1):
             yield self.root(session, sessions if self.width else iter(()))
@@ -68,11 +68,11 @@ class Conversations:
                 return
 
     def root(self, session: SessionShape, queue: Iterator[SessionShape]) -> Send:
-        """``queue``: sessions that wait for others to end."""
+        """First send of a session. ``queue``: sessions that wait for the end of another."""
         first = Turn(self, session, 0, None, partial(self.next_session, queue))
         if session.due_ms is not None:
             return first.open(session.due_ms)
-        # Without a width each of these waits for a slot of its own, and there may be one when the time is over.
+        # Without a width, each send waits for a free slot, which may come after the end of the run.
         return first.open(0.0 if self.width else None, until_ms=self.ends_ms)
 
     def session_name(self, index: int) -> str:
@@ -83,7 +83,7 @@ class Conversations:
         return RequestId(keyed_id(self.key, "request", f"{self.session_name(session)}-{turn + 1}"))
 
     def next_session(self, queue: Iterator[SessionShape], response: Response) -> Sequence[Send]:
-        """The session that starts when another has ended, in a closed loop."""
+        """Session that starts when another has ended, in a closed loop."""
         if self.ends_ms is not None and response.end_ms >= self.ends_ms:
             return []
         session = next(queue, None)
@@ -97,7 +97,7 @@ class Conversations:
 
 @dataclass(slots=True)
 class Turn:
-    """Turn of a session: planned, built, sent, described."""
+    """Turn of a session: planned, prompt tokens built, sent, described with block hashes."""
 
     load: Conversations
     session: SessionShape
@@ -110,7 +110,7 @@ class Turn:
         return self.send(due_ms, lambda: self.load.first_prompts(self.session), until_ms=until_ms)
 
     def send(self, due_ms: float | None, prompt: Callable[[], Prompt], *, until_ms: float | None = None) -> Send:
-        """``prompt`` is called shortly before it is due."""
+        """Planned send; ``prompt`` is called shortly before it is due."""
 
         def build() -> PlannedRequest:
             self.prompt = prompt()
@@ -140,23 +140,23 @@ class Turn:
         )
 
     def follow_ups(self, response: Response) -> Sequence[Send]:
-        """The next turn; after the last or a failed turn, the follow-ups of the session."""
+        """Next turn; after the last or a failed turn, the follow-ups of the session."""
         has_next = response.ok and self.index + 1 < len(self.session.turns)
         return [self.next_turn(response)] if has_next else self.over(response)
 
     def next_turn(self, response: Response) -> Send:
         shape = self.session.turns[self.index + 1]
         before = self.prompt
-        assert before is not None  # this turn has been answered
+        assert before is not None  # this turn has ended
         following = Turn(self.load, self.session, self.index + 1, response.record.request_id, self.over)
         return following.send(shape.think_ms, lambda: before.after(response, shape.messages(), shape.stand_in_key))
 
     def describe(self, response: Response) -> Record:
         prompt, self.prompt = self.prompt, None
-        assert prompt is not None  # described once, after its answer
+        assert prompt is not None  # described once, after its response
         record = response.record
         if self.index == 0:
-            record.think_ms = None  # it may follow another session's end, but thinks of nothing
+            record.think_ms = None  # it may follow the end of another session, without think time
         chain = prompt.chain(self.load.hasher, response)
         if chain is None:
             return record
@@ -173,7 +173,7 @@ class Turn:
 
 @dataclass(slots=True)
 class StagedPlan:
-    """Begins the waves one after another; ``plan`` is the first one, and what follows comes of its answers."""
+    """Sends of ``--pattern calibration``: wave after wave, each after the responses of the previous wave."""
 
     load: Conversations
     waves: Iterator[Wave]
@@ -187,7 +187,7 @@ class StagedPlan:
         return self._begin(0.0)
 
     def _begin(self, now_ms: float) -> Sequence[Send]:
-        """Return the next wave's first turns with due times from now; empty at the end of the run."""
+        """Return the first turns of the next wave with due times from now; empty at the end of the run."""
         ends_ms = self.load.ends_ms
         self._wave = None if ends_ms is not None and now_ms >= ends_ms else next(self.waves, None)
         if self._wave is None:
@@ -199,7 +199,7 @@ class StagedPlan:
         ]
 
     def _over(self, response: Response) -> Sequence[Send]:
-        assert self._wave is not None  # some session of it was open
+        assert self._wave is not None  # a session of the wave was open
         if self._wave.stage == "alone" and response.ok:
             first = self._wave.sessions[0].turns[0]
             self._alone.append((first.prompt_tokens, response.end_ms - self._began_ms))
@@ -210,7 +210,7 @@ class StagedPlan:
         if wave.stage in ("alone", "rested") or not self._alone:
             return [0.0] * len(wave.sessions)
         sizes, times_ms = zip(*sorted(self._alone), strict=True)
-        # Those took two turns; more take as much longer, at most.
+        # Measured with two turns; more turns take proportionally longer, at most.
         longer = [max(len(session.turns) / 2, 1.0) for session in wave.sessions]
         expected_ms = longer * np.interp([session.turns[0].prompt_tokens for session in wave.sessions], sizes, times_ms)
         pace = 1 / BUSY if wave.stage == "mix" else NEARLY_AT_ONCE
@@ -218,7 +218,7 @@ class StagedPlan:
 
 
 def load_name(config: LoadConfig) -> str:
-    """Name by which equal loads are known: a digest of flags and the dataset's bytes."""
+    """Name of a load: a digest of its flags and the dataset's bytes. Equal loads, equal names."""
     digest = hashlib.sha256()
     for setting in fields(config):
         if setting.name not in NOT_IN_NAME:
@@ -238,18 +238,18 @@ def file_digest(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadJob:
-    """A load for one engine."""
+    """Picklable load for one engine: settings, model, block size, tokenizer."""
 
     config: LoadConfig
     model: str
     load_id: str
     key: HashKey
     block_size: int
-    """Of the trace's hashes."""
+    """Of the trace's block hashes."""
     branches: bool = False
-    """Records name the token where their chains diverge."""
+    """True: records name the token where hash chains diverge."""
     engine_block_size: int = 16
-    """Of the engine's cache, if it is known."""
+    """Of the engine's KV cache, if reported."""
     dialect: Dialect = VLLM
     target: TargetText = NO_TARGET
 
@@ -262,7 +262,7 @@ class LoadJob:
         return BlockHasher(self.key, block_size=self.block_size, model=self.model, cache_salt=cache_salt)
 
     def encodes(self) -> bool:
-        """True if texts must be encoded during the run: a dataset's, or outputs whose ids the engine omits."""
+        """True if texts are tokenized during the run: dataset texts, or outputs whose token ids the engine omits."""
         if self.config.has_texts:
             return True
         if self.config.api == "completions":
@@ -281,7 +281,7 @@ class LoadJob:
 
 
 class OpenLoad:
-    """Part of a load that one worker sends."""
+    """Shard of a load: sessions, prompts and block hashes of one worker."""
 
     def __init__(self, job: LoadJob, shard: Shard) -> None:
         config, hasher = job.config, job.hasher()
@@ -309,7 +309,7 @@ class OpenLoad:
 
     @cached_property
     def _sends(self) -> Iterator[Send]:
-        """The plan with its first send already made: it may need the whole dataset."""
+        """Plan with its first send already built: that may need a pass over the dataset."""
         config = self.load.workload.config
         staged = config.pattern == "calibration"
         sends = iter(StagedPlan(self.load, waves(config)).plan()) if staged else self.load.plan()
@@ -319,7 +319,7 @@ class OpenLoad:
         return self._sends
 
     def planned(self) -> int | None:
-        assert self._sends is not None  # begun before t = 0
+        assert self._sends is not None  # opened before t = 0
         return self.survey.planned
 
     def last_send_ms(self) -> float | None:

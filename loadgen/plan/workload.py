@@ -1,4 +1,4 @@
-"""The load as drawn from its seed, before any response: who arrives when, with how many turns of which lengths."""
+"""The load as drawn from its seed, before any response: arrivals, turns, prompt and output tokens."""
 
 import hashlib
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ DEFAULT_THINK = LengthDistribution(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Result of going through a shard's sessions once."""
+    """Totals of a shard's sessions: digest, requests, last send."""
 
     digest_share: int
     planned: int | None
@@ -46,13 +46,13 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A shard's sessions in order of arrival, made as they are asked for, the same at every iteration."""
+    """Sessions of a shard in order of arrival, generated lazily, with equal tokens at every iteration."""
 
     config: LoadConfig
     shard: Shard = UNSHARDED
     count: CountTokens = estimated_tokens
     text: str = ""
-    """Fingerprint of the words that are sent; empty: token ids are sent."""
+    """Fingerprint of the words in prompts; empty: prompts are token ids."""
 
     def __iter__(self) -> Iterator[SessionShape]:
         if self.config.pattern == "calibration":
@@ -75,7 +75,7 @@ class Workload:
 
     def _random(self) -> Iterator[Iterator[SessionShape]]:
         for numbers, due_us in numbered(self.config):
-            # By groups: what one session shares with another is then known where it is sent.
+            # By groups: sessions with a shared first prompt are sent by one worker.
             groups = numbers // np.uint64(self.config.group_size)
             selected = np.flatnonzero(groups % np.uint64(self.shard.count) == self.shard.index)
             yield draw_sessions(self.config, numbers[selected], due_us[selected])
@@ -107,7 +107,7 @@ def common_header(config: LoadConfig, text: str) -> bytes:
 
 
 def arrivals_us(config: LoadConfig) -> Chunks:
-    """Yield due times of sessions, ``CLOSED`` in a closed loop, up to the config's bounds."""
+    """Yield due times of sessions, ``CLOSED`` in a closed loop, up to the bounds of the config."""
     if not config.open_loop:
         return before(repeat(np.full(CHUNK, CLOSED, dtype=np.int64)), config.number, None)
     rates = config.rate_series or [(0.0, config.rate or 0.0)]
@@ -128,7 +128,7 @@ def spaced(config: LoadConfig) -> Chunks:
 
 
 def draw_sessions(config: LoadConfig, numbers: Positions, due_us: Counts) -> Iterator[SessionShape]:
-    """Random sessions, each independent of those before it; a group's sessions have one prefix and first prompt."""
+    """Random sessions, independent of each other; the sessions of a group share prefix and first prompt."""
     if not len(numbers):
         return
     seed = config.seed
@@ -162,13 +162,13 @@ def draw_prefixes(config: LoadConfig, groups: Positions) -> list[tuple[int | Non
 
 
 def dataset_sessions(config: LoadConfig, count: CountTokens) -> Iterator[DatasetSession]:
-    """A dataset's sessions in endless passes; or once, if the run ends with the dataset."""
+    """Sessions of a dataset in endless passes; one pass if the run ends with the dataset."""
     passes = _passes(config, count)
     return next(passes, iter(())) if config.once else chain.from_iterable(passes)
 
 
 def _passes(config: LoadConfig, count: CountTokens) -> Iterator[Iterator[DatasetSession]]:
-    """Endless passes over the dataset; raises InputError if it has no session."""
+    """Endless passes over the dataset. Raises InputError if it has no session."""
     path = config.dataset_path
     assert path is not None
     dataset, counter = DATASETS[config.dataset], count if config.output_tokens is None else None
@@ -179,7 +179,7 @@ def _passes(config: LoadConfig, count: CountTokens) -> Iterator[Iterator[Dataset
         first = next(entries, None)
         if first is None:
             raise InputError(
-                f"{path}: no session of {fewest} turns or more; expected a {config.dataset} dataset of some"
+                f"{path}: no session of {fewest} turns or more; expected a {config.dataset} dataset with such sessions"
             )
         yield chain([first], entries)
 

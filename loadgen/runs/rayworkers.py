@@ -1,6 +1,6 @@
-"""A run's workers on the machines of a Ray cluster (``--ray ADDRESS``): the same workers behind the same messages.
+"""Workers of a run on the machines of a Ray cluster (``--ray ADDRESS``): same workers, same messages.
 
-Each machine's wall clock is compared with this one's before the start, and t = 0 is sent in its own time.
+Each machine's wall clock is compared with the local clock before the start, and t = 0 is sent in its time.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from tracefile.commandline.workers import ray_cluster, ray_error, ray_fault, req
 from tracefile.records.errors import InputError
 
 START_TIMEOUT_S = 120.0
-"""Longest start of an actor, which may need a new worker."""
+"""Maximum start time of an actor, which may need a new worker."""
 CLOCK_SAMPLES = 10
 
 
 @contextlib.contextmanager
 def ray_host(address: str) -> Iterator[Host]:
-    """Machines of a cluster; raises InputError if it cannot be reached, or Ray is not installed."""
+    """Machines of a cluster. Raises InputError if it cannot be reached, or Ray is not installed."""
     with ray_cluster(address) as ray:
         actor_class = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(WorkerActor)
         yield Host(partial(RayWorker.start, actor_class.remote), int(ray.cluster_resources().get("CPU", 0)), apart=True)
@@ -45,7 +45,7 @@ class RayWorker:
 
     @classmethod
     async def start(cls, actor_of: Callable[[], Any], on_message: OnMessage) -> "RayWorker":
-        """Raises InputError if the cluster cannot, or has another kvtape version."""
+        """Raises InputError if the cluster cannot start it, or has another kvtape version."""
         actor = actor_of()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -86,7 +86,7 @@ class RayWorker:
 
 
 async def clock_ahead_ns(their_clock: Callable[[], Awaitable[int]], clock: Callable[[], int] = time.time_ns) -> int:
-    """Return how far another wall clock is ahead of this one, by the quickest of several exchanges.
+    """Return the offset of another wall clock from the local clock, by the exchange with the lowest latency.
 
     The error is at most half of its round trip.
     """
@@ -100,7 +100,7 @@ async def clock_ahead_ns(their_clock: Callable[[], Awaitable[int]], clock: Calla
 
 
 class WorkerActor:
-    """Worker process and its part of the trace, kept on this machine until it is fetched."""
+    """Worker process and its part of the trace, stored on its machine until it is fetched."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvtape-worker-")

@@ -1,4 +1,4 @@
-"""A worker: one part of a run's sessions, from its job to its records; a process of this machine, or of another."""
+"""Worker: sends one shard of a run's sessions and records them, in a local process or on another machine."""
 
 import asyncio
 import contextlib
@@ -47,14 +47,14 @@ Send = Callable[[FromWorker], None]
 
 
 async def serve(inbox: Inbox, send: Send) -> None:
-    """Run one part of a run; the last message is ``Done`` or ``Failed``, unless ``Go`` never came."""
+    """Run one shard; the last message is ``Done`` or ``Failed``, unless ``Go`` never came."""
     try:
         setup = await inbox.get()
         if isinstance(setup, Setup):
             await _serve(setup, inbox, send)
     except InputError as error:
         send(Failed(str(error), is_input=True))
-    except Exception as error:  # whatever it is, the parent must not wait for ever
+    except Exception as error:  # any error: the parent must not wait forever
         traceback.print_tb(error.__traceback__)
         text = failure_words(error)
         print(text, file=sys.stderr)
@@ -78,12 +78,12 @@ async def _serve(setup: Setup, inbox: Inbox, send: Send) -> None:
         raise InputError(f"--url: {settings.url}: {error.reason}") from None
     finally:
         connections.close()
-        await asyncio.sleep(0)  # lets the transports see it
+        await asyncio.sleep(0)  # lets the transports close
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """Both ways to the parent."""
+    """Both directions of the channel to the parent."""
 
     inbox: Inbox
     send: Send
@@ -151,7 +151,7 @@ async def _report(running: PlanRun, send: Send) -> None:
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """Disable garbage collection: a full one stops the clock for tens of ms. Reference counts free what ends."""
+    """Disable garbage collection: a full collection stops the time stamps of tokens for tens of ms."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -178,7 +178,7 @@ async def _serve_socket(sock: socket.socket) -> None:
     link = await FrameSocket(receive, end).attach(sock)
     await serve(inbox, lambda message: link.send(encode(message)))
     link.close()
-    await ended.wait()  # all that was sent has left by then
+    await ended.wait()  # until then, all messages have left
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Workers of a run, driven by their parent: all ready, one common t = 0, all ended, also after the death of one."""
+"""Workers of a run, driven by their parent: all ready, one common t = 0, all ended, also if one dies."""
 
 import asyncio
 import signal
@@ -30,9 +30,9 @@ from wire.process import FrameSocket, child_left, reap_child, start_child
 
 MODULE = "loadgen.runs.worker"
 HEAD_START_S = 0.1
-"""From ``Go`` to t = 0, in which the first requests are built."""
+"""From ``Go`` to t = 0: time to build the first prompts."""
 LEAVE_S = 5.0
-"""Longest time to end after the last message."""
+"""Maximum time to exit after the last message."""
 
 OnMessage = Callable[[FromWorker], None]
 
@@ -42,7 +42,7 @@ class WorkerLink(Protocol):
 
     where: str
     ahead_ns: int | None
-    """Its machine's wall clock minus this one's; null: it is on this machine."""
+    """Its machine's wall clock minus the local clock; null: it is local."""
 
     def send(self, message: FromParent) -> None:
         """Send a message; ignored if the worker is gone."""
@@ -57,13 +57,13 @@ class WorkerLink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Place where workers run."""
+    """Machines that run workers."""
 
     start: Callable[[OnMessage], Awaitable[WorkerLink]]
     """Starts a worker; the callable gets its messages."""
     cores: int
     apart: bool
-    """True if workers may run on other machines, so that parts must be fetched."""
+    """True if workers may run on other machines, so that their traces must be fetched."""
 
 
 class Workers:
@@ -115,12 +115,12 @@ class Workers:
         return at_ns, msgspec.structs.replace(meta, epoch_unix_ns=unix_ns)
 
     async def ended(self, on_message: Callable[[int, Progress | Done | Failed], None]) -> list[Done | Failed]:
-        """Wait for all last messages; stop the others if a worker ends early. ``hear`` gets every message."""
+        """Wait for all last messages; stop all workers if one ends early. ``on_message`` gets every message."""
         last: dict[int, Done | Failed] = {}
         while len(last) < self._count:
             index, message = await self._inbox.get()
             assert isinstance(message, Progress | Done | Failed)
-            if index in last:  # a process that ends after its last message says nothing new
+            if index in last:  # its end after the last message adds nothing
                 continue
             on_message(index, message)
             if isinstance(message, Done | Failed):
@@ -131,7 +131,7 @@ class Workers:
         return [last[index] for index in range(self._count)]
 
     async def fetch(self, parts: Sequence[Path]) -> None:
-        """Copy every worker's part here."""
+        """Copy every worker's trace to this machine."""
         await asyncio.gather(*(link.fetch_part(part) for link, part in zip(self.links, parts, strict=True)))
 
     def stop(self, reason: str) -> None:
@@ -149,7 +149,7 @@ class Workers:
 
 
 class WorkerProcess:
-    """Worker on this machine. ``hear`` gets its messages, and a ``Failed`` if it ended without a last message."""
+    """Local worker. ``on_message`` gets its messages, and a ``Failed`` if it ended without a last message."""
 
     ahead_ns: int | None = None
 
@@ -173,7 +173,7 @@ class WorkerProcess:
             self._socket.send(encode(message))
 
     async def fetch_part(self, part: Path) -> None:
-        """Nothing to do: the part is on this machine."""
+        """Nothing to do: the part is local."""
 
     def kill(self) -> None:
         self._process.kill()

@@ -1,4 +1,4 @@
-"""Built requests written at their absolute times: between a due time and its first byte lie a heap pop and a write."""
+"""Built requests are written at their absolute times: from due time to first byte only a heap pop and a write."""
 
 import asyncio
 import heapq
@@ -16,23 +16,23 @@ from wire.client.pool import ConnectError, ConnectionPool
 SPARE = 4
 """Idle connections kept open beyond those in use."""
 STARTS_PER_TURN = 16
-"""Most requests started before the loop may read again."""
+"""Maximum requests started before the loop may read again."""
 BEAT_NS = 50_000_000
-"""Between two samples of the loop's delay, each with a look for requests that take too long."""
+"""Interval of event-loop delay samples, each with a check for timeouts."""
 
 
 class Connections:
-    """Gives exchanges connections; those that find none wait in order for whichever is free or open first."""
+    """Assigns connections to exchanges; without a free connection, exchanges wait in order for the next."""
 
     def __init__(self, pool: ConnectionPool, limit: int | None) -> None:
-        """``limit``: most connections, equal to the limit of requests in flight; null: no limit."""
+        """``limit``: maximum connections, equal to the limit of requests in flight; null: no limit."""
         self._pool = pool
         self._limit = limit
         self._waiting: deque[Exchange] = deque()
         self._opening: set[asyncio.Task[None]] = set()
 
     async def warm(self, count: int) -> None:
-        """Open ``count`` connections; raises ConnectError."""
+        """Open ``count`` connections. Raises ConnectError."""
         await self._pool.warm(count)
 
     def start(self, exchange: Exchange) -> None:
@@ -46,11 +46,11 @@ class Connections:
             self._open()
 
     def start_anew(self, exchange: Exchange) -> None:
-        """Send again on a new connection: the server had closed the first."""
+        """Retry on a new connection: the server had closed the first."""
         self._open(exchange)
 
     def serve(self) -> None:
-        """Give free connections to those that wait."""
+        """Assign free connections to waiting exchanges."""
         while self._waiting:
             if self._waiting[0].end_ns:
                 self._waiting.popleft()
@@ -74,7 +74,7 @@ class Connections:
         task.add_done_callback(self._opening.discard)
 
     async def _connect(self, exchange: Exchange | None) -> None:
-        """Open a connection for this exchange, or for the first waiting one."""
+        """Open a connection for this exchange, or for the first in the queue."""
         try:
             connection = await self._pool.connect()
         except ConnectError as error:
@@ -94,7 +94,7 @@ class Connections:
         self._pool.keep(connection)
 
     def _fail(self, exchange: Exchange | None, error: ConnectError) -> None:
-        """End this exchange with the error, or the first waiting one."""
+        """End this exchange with the error, or the first in the queue."""
         while exchange is None or exchange.end_ns:
             if not self._waiting:
                 return
@@ -103,7 +103,7 @@ class Connections:
 
 
 class Sender:
-    """Orders in, exchanges in between, ends out. All methods return at once."""
+    """Starts orders on schedule, within the limits of requests in flight and latency. All methods return at once."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Sender:
         self.started = 0
         self.waiting_bytes = 0
         self.delays_ms = array("d")
-        """Lateness of a timer, twenty times a second: the delay of a read's time stamp."""
+        """Event-loop delay in ms, sampled 20 times a second: error of read time stamps."""
         self._alarm = Alarm(self._advance, clock)
         self._beat = Alarm(self._on_beat, clock)
         self._next_beat_ns = clock() + BEAT_NS
@@ -138,7 +138,7 @@ class Sender:
 
     @property
     def upcoming(self) -> bool:
-        """True if an order waits for its time."""
+        """True if an order waits for its due time."""
         return bool(self._upcoming)
 
     @property
@@ -164,7 +164,7 @@ class Sender:
         self._beat.close()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a slot is idle while an order waits for one, or there are too many in flight."""
+        """Raise AssertionError if a slot is idle while an order waits for it, or there are too many in flight."""
         assert self._parallel is None or len(self._in_flight) <= self._parallel
         assert not self._waiting_for_slot or len(self._in_flight) == self._parallel
         assert not any(exchange.end_ns for exchange in self._in_flight.values())
@@ -196,7 +196,7 @@ class Sender:
         self._connections.start(exchange)
 
     def ended(self, exchange: Exchange) -> None:
-        """Give the slot of an ended exchange to a held order, and its connection to a waiting exchange."""
+        """Give the slot of an ended exchange to the next queued order, and its connection to a waiting exchange."""
         del self._in_flight[exchange.order.number]
         self._on_ended(exchange)
         while self._waiting_for_slot and (self._parallel is None or len(self._in_flight) < self._parallel):

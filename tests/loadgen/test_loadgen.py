@@ -102,7 +102,7 @@ def test_without_ids_the_session_goes_on_from_stand_ins_and_says_so(
 ) -> None:
     engine.returns_ids = False
     assert load(engine, tmp_path / "t", SESSIONS) == 0
-    assert "returned no token ids for 18 answers" in capsys.readouterr().out
+    assert "returned no token ids for 18 outputs" in capsys.readouterr().out
     _, records = load_trace(tmp_path / "t")
     assert all(record.output_block_hashes is None for record in records)
     assert {record.turn for record in records} == {1, 2, 3}
@@ -123,7 +123,7 @@ def test_a_url_alone_is_enough(
         "warning: the engine reports no cached tokens: hits stay unknown; start vllm with "
         "--enable-prompt-tokens-details"
     ]
-    assert out.startswith("closed loop: 4 sent in ")
+    assert out.startswith("done: 4 of 4 requests ok in ")
     assert "  trace               loadgen.jsonl.zst\n" in out
     meta, records = load_trace("loadgen.jsonl.zst")
     assert (len(records), meta.workload and meta.workload.pattern) == (4, "closed loop")
@@ -182,7 +182,7 @@ def test_an_interrupt_keeps_what_was_done(engine: Any, tmp_path: Path, number: s
     running.send_signal(number)
     out, err = running.communicate(timeout=20)
     assert running.returncode == 130, err
-    assert f"cut short ({number.name})" in out
+    assert f"stopped ({number.name})" in out
     assert "Traceback" not in err
     _, records = load_trace(trace)
     assert len(records) == len(engine.seen) >= 5

@@ -119,13 +119,13 @@ def test_a_warm_up_is_a_closed_loop_of_single_requests(load: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        ("--url http://a --number 1", "--parallel, --rate: missing; expected the points, as --parallel 8,16,24"),
-        ("--url http://a --parallel 8,x", "--parallel: '8,x'; expected numbers with commas between them"),
-        ("--url http://a --parallel 8,16 --rate 1,2 --number 1", "--parallel, --rate: several of both; expected"),
+        ("--url http://a --number 1", "--parallel, --rate: missing; expected points such as --parallel 8,16,24"),
+        ("--url http://a --parallel 8,x", "--parallel: '8,x'; expected numbers with commas"),
+        ("--url http://a --parallel 8,16 --rate 1,2 --number 1", "--parallel, --rate: several values of both; expected"),
         ("--parallel 8 --variant '--url http://a'", "--variant: '--url http://a'; expected 'LABEL: FLAGS'"),
         (
             "--parallel 8 --variant 'A: --url http://a' --variant 'A: --url http://b'",
-            "--variant A: beside A; expected labels",
+            "--variant A: same file name as A; expected different labels",
         ),
     ],
 )
@@ -162,7 +162,7 @@ def test_a_and_b_get_the_same_load_each_on_an_empty_cache(
     assert one.workload.digest == two.workload.digest
     assert {record.request_id for record in first} == {record.request_id for record in second}
     assert "loadgen sweep: run 3 of 4, B-p2-r1\n  4 of 4 requests in " in printed.err
-    assert printed.out.splitlines()[0] == "4 of 4 runs are done; to compare them:"
+    assert printed.out.splitlines()[0] == "4 of 4 runs done; compare them with:"
     shown = json_of(report, ["show", str(folder)])
     assert [point["name"] for point in shown["points"]] == [f"{one} at concurrency {n}" for one in "AB" for n in (1, 2)]
 
@@ -173,7 +173,7 @@ def test_without_a_reset_every_run_sends_other_tokens(
     engine.has_reset = False
     assert main(sweep(tmp_path / "s", "--parallel", "1,2", "--url", engine.url)) == 0
     said = capsys.readouterr()
-    assert "note: s: no cache reset, so every run sends other tokens, in the same lengths" in said.err
+    assert "note: s: no reset of the prefix cache: every run sends different tokens" in said.err
     prompts = [tuple(body["prompt"]) for body in engine.seen]
     assert len(prompts) == len(set(prompts)) == 4
     assert {len(prompt) for prompt in prompts} == {40}
@@ -231,14 +231,14 @@ def test_a_sweep_that_was_ended_goes_on_with_what_is_missing(engine: Any, tmp_pa
         assert running.poll() is None
         time.sleep(0.01)
     first, second = read_sweep(folder)
-    assert (first.status, second.status, second.reason) == ("done", "cut", "begun, and not ended")
+    assert (first.status, second.status, second.reason) == ("done", "cut", "started, not ended")
     running.send_signal(ended_by)
     _, said = running.communicate(timeout=20)
     engine.first_token_s = 0.0
     if ended_by == signal.SIGINT:
         assert running.returncode == 130
         assert read_sweep(folder)[1].reason == "SIGINT"
-        assert said.splitlines()[-1] == f"loadgen sweep: interrupted; to go on: {shlex.join(['loadgen', *flags])}"
+        assert said.splitlines()[-1] == f"loadgen sweep: interrupted; continue with: {shlex.join(['loadgen', *flags])}"
     sent = len(engine.seen)
     assert main(flags) == 0
     assert len(engine.seen) == sent + 2

@@ -51,7 +51,7 @@ def test_ids_are_refused_and_the_message_names_text(tmp_path: Path) -> None:
     with text_server() as url, pytest.raises(InputError) as refused:
         main(["--url", url, "--model", "m", "-o", str(tmp_path / "t"), *FLAGS])
     assert str(refused.value) == (
-        "--api completions: the engine takes text, no token ids (HTTP 400); expected --api chat, with --tokenizer PATH "
+        "--api completions: the engine accepts text but no token ids (HTTP 400); expected --api chat, with --tokenizer PATH "
         "for exact lengths"
     )
 

@@ -188,7 +188,7 @@ def test_an_interrupt_keeps_what_was_done(captured: Path, other_engine: Any, tmp
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=20)
     assert running.returncode == 130, err
-    assert "cut short (SIGINT)" in out
+    assert "stopped (SIGINT)" in out
     assert {record.status for record in by_id(tmp_path / "t").values()} == {"client_abort"}
 
 

@@ -36,7 +36,7 @@ def test_a_header_tells_fields_and_numbers_but_no_text() -> None:
         "stream": False,
         "extra_body": {"a": [{"b": "…"}], "c": {"d": True, "e": 1.5}},
     }
-    assert fields.words() == ["whole responses", 'extra_body {"a":[{"b":"…"}],"c":{"d":true,"e":1.5}}']
+    assert fields.words() == ["no streaming", 'extra_body {"a":[{"b":"…"}],"c":{"d":true,"e":1.5}}']
     assert BodyFields().words() == []
 
 
@@ -45,7 +45,7 @@ def test_a_header_tells_fields_and_numbers_but_no_text() -> None:
     [
         ("{", "--extra-body: not JSON"),
         ("[1]", "--extra-body: a JSON list; expected one object"),
-        ('{"prompt": "x"}', "--extra-body: prompt: part of the plan; expected prompts"),
+        ('{"prompt": "x"}', "--extra-body: prompt: part of the plan; expected the prompts"),
     ],
 )
 def test_bad_bodies(text: str, message: str) -> None:

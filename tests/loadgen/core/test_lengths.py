@@ -35,7 +35,7 @@ def test_spans_are_read_and_said_back(text: str, span: LengthDistribution) -> No
     ["", "9:3", "0", "1.5", "-1", "normal:5", "normal:5,1,2", "normal:0,1", "zipf:1,0,5", "zipf:1,5", "pareto:1,2"],
 )
 def test_bad_spans_name_their_flag(text: str) -> None:
-    with pytest.raises(InputError, match=r"--x: .*expected whole numbers of 1 or more as N, MIN:MAX, normal:"):
+    with pytest.raises(InputError, match=r"--x: .*expected integers of 1 or more as N, MIN:MAX, normal:"):
         parse_lengths("--x", text, minimum=1, integers=True)
 
 

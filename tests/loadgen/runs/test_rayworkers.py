@@ -73,4 +73,4 @@ def test_workers_on_a_cluster_are_the_same_run(cluster: str, engine: Any, tmp_pa
 
     too_many = run_on(cluster, engine, folder / "more", *SESSIONS, "--procs", "5")
     assert too_many.returncode == 2
-    assert "--procs: 5 workers on 4 cores; expected a Ray cluster with one for each" in too_many.stderr
+    assert "--procs: 5 workers on 4 cores; expected a Ray cluster with a core for each" in too_many.stderr

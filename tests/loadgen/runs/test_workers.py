@@ -115,7 +115,7 @@ def test_an_interrupt_stops_all_workers_and_the_trace_is_whole(engine: Any, fold
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
-    assert "cut short (SIGTERM)" in out
+    assert "stopped (SIGTERM)" in out
     _, records = load_trace(trace)
     assert len(records) == len(engine.seen) >= 6
     assert {record.status for record in records} == {"client_abort"}
@@ -147,9 +147,9 @@ def test_a_second_interrupt_ends_it_at_once_and_leaves_the_parts(engine: Any, fo
     assert process.returncode == 130, err
     assert "Traceback" not in err
     parts = [f"t.jsonl.part{index}.jsonl" for index in (0, 1)]
-    assert f"warning: left as recorded so far: {folder / parts[0]}, {folder / parts[1]}" in err
+    assert f"warning: incomplete traces left: {folder / parts[0]}, {folder / parts[1]}" in err
     assert sorted(os.listdir(folder)) == sorted(parts)
-    with pytest.raises(InputError, match="left by a run that was killed; expected another name, or --overwrite"):
+    with pytest.raises(InputError, match="left by a killed run; expected another name, or --overwrite"):
         main(arguments(engine, trace, *SESSIONS))
     engine.stalls = False
     assert main(arguments(engine, trace, *SESSIONS, "--overwrite", "--procs", "2")) == 0

@@ -106,4 +106,4 @@ def test_a_tokenizer_that_merges_rows_is_caught() -> None:
         return token_ids if text.count(" ") < 2 or "\n" in text else token_ids[:-1]
 
     target = learn_target(Broken(merging), [("user",)])
-    assert target.unknown == "rows of its words do not survive re-tokenization"
+    assert target.unknown == "its words change in re-tokenization"
