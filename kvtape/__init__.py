@@ -1,6 +1,6 @@
-"""Python interface: run a load, replay, read traces, measure, fit, forecast, draw; and ``kvtape COMMAND …``.
+"""Python API: run load, replay, read traces, measure, fit, forecast, draw; and ``kvtape COMMAND …``.
 
-The import is light: a function's libraries are imported with its first use. docs/python.md has an example of each.
+The import is light: the libraries of a function are imported on first use. docs/python.md has examples.
 """
 
 import importlib
@@ -26,7 +26,7 @@ _MODULES = {
     "tracefile.files.reading": "open_trace",
     "tracefile.records.errors": "InputError",
 }
-"""Names by module."""
+"""Names of the API, by module."""
 
 __all__ = [
     "InputError",
@@ -45,15 +45,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the interface when it is first used (PEP 562): every command imports this package."""
+    """Import a name of the API on first use (PEP 562): every command imports this package."""
     for module, names in _MODULES.items():
         if name in names.split():
-            globals()[name] = found = getattr(importlib.import_module(module), name)
-            return found
+            globals()[name] = value = getattr(importlib.import_module(module), name)
+            return value
     expected = "" if name.startswith("_") else f"; expected one of {', '.join(__all__)}"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{expected}")
 
 
 def __dir__() -> list[str]:
-    """Return the names of the interface."""
+    """Return the names of the API."""
     return __all__

@@ -1,4 +1,4 @@
-"""``kvtape COMMAND …``: every command of this package. Only the chosen one is imported."""
+"""``kvtape COMMAND …``: all commands. Only the given command is imported."""
 
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 
@@ -12,43 +12,41 @@ from tracefile.commandline.subcommands import Subcommand, run_subcommand
 
 COMMANDS = {
     "tap": Subcommand("tap.__main__", "record an engine's traffic without its content: a reverse proxy"),
-    "loadgen": Subcommand("loadgen.__main__", "send synthetic load, and record what came back"),
+    "loadgen": Subcommand("loadgen.__main__", "send synthetic load, and record the responses"),
     "replay": Subcommand("replay.__main__", "send a captured trace as load to any engine"),
-    "sim": Subcommand("sim.__main__", "predict cache hits and latency from a trace"),
+    "sim": Subcommand("sim.__main__", "predict prefix-cache hits and latency from a trace"),
     "report": Subcommand("report.__main__", "compare traces: tables, gates and pages"),
-    "tracefile": Subcommand("tracefile.__main__", "inspect, check, convert, join and scale traces"),
+    "tracefile": Subcommand("tracefile.__main__", "inspect, check, print and convert traces"),
 }
 
 
-OWN = {
-    "init": Subcommand("kvtape.initflags", "write a TOML file of flags for the engine that runs on this machine"),
-    "doctor": Subcommand(
-        "kvtape.doctorflags", "check this machine and an engine before a capture, and say what to fix"
-    ),
-    "completion": Subcommand("kvtape.completion", "print a script that completes commands and flags in a shell"),
+KVTAPE_COMMANDS = {
+    "init": Subcommand("kvtape.initflags", "write a TOML file with flags for the engine on this machine"),
+    "doctor": Subcommand("kvtape.doctorflags", "check this machine and an engine before a capture, and print fixes"),
+    "completion": Subcommand("kvtape.completion", "print a shell completion script"),
 }
-"""Subcommands that kvtape alone has."""
+"""Subcommands of ``kvtape`` only."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command that ``argv`` begins with."""
+    """Run the command in ``argv``."""
     if argv and argv[0] in COMMANDS:
-        return chosen(argv[0])(argv[1:])
-    description = "Record LLM traffic without its content, replay it, predict its cache."
-    return run_subcommand("kvtape", description, COMMANDS | OWN, argv)
+        return main_of(argv[0])(argv[1:])
+    description = "Record LLM traffic without its content, replay it, predict its prefix cache."
+    return run_subcommand("kvtape", description, COMMANDS | KVTAPE_COMMANDS, argv)
 
 
-def chosen(name: str) -> Callable[[Sequence[str]], int]:
-    """The ``main`` of a command."""
-    found: Callable[[Sequence[str]], int] = importlib.import_module(COMMANDS[name].module).main
-    return found
+def main_of(name: str) -> Callable[[Sequence[str]], int]:
+    """Import a command and return its ``main``."""
+    command_main: Callable[[Sequence[str]], int] = importlib.import_module(COMMANDS[name].module).main
+    return command_main
 
 
 def command(program: str = "kvtape") -> NoReturn:
-    """Run ``program``, or the command that ``kvtape`` is given, which an error then names."""
+    """Run ``program``, or the command after ``kvtape``; an error has the command's name."""
     words = [*([] if program == "kvtape" else [program]), *sys.argv[1:]]
     if words and words[0] in COMMANDS:
-        run_command(words[0], chosen(words[0]), words[1:])
+        run_command(words[0], main_of(words[0]), words[1:])
     run_command("kvtape", main, words)
 
 

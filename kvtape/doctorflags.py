@@ -7,7 +7,7 @@ from typing import Final
 from engines.access import add_access_arguments
 
 EPILOG: Final = """\
-Exit status: 0 nothing failed; 1 a check failed; 2 bad input.
+Exit codes: 0 no check failed; 1 a check failed; 2 bad input.
 
 examples:
   kvtape doctor
@@ -18,7 +18,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``kvtape doctor``."""
-    parser.add_argument("--url", metavar="URL", help="base URL of an engine to look at")
+    parser.add_argument("--url", metavar="URL", help="base URL of an engine to check")
     parser.add_argument("--listen", default="127.0.0.1:8001", metavar="HOST:PORT", help="address for a tap")
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("."), metavar="PATH", help="trace to write, or its folder"
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--probe",
         action="store_true",
-        help="send the engine one short prompt twice, to see cached tokens reported; it stays in the prefix cache",
+        help="send a short prompt twice to check reported cached tokens; it stays in the prefix cache",
     )
     add_access_arguments(parser, "calls to the engine")
 

@@ -1,4 +1,4 @@
-"""``kvtape init``: a TOML file with the flags of every command for an engine, found where engines usually listen."""
+"""``kvtape init``: a TOML file with the flags of all commands for an engine, found at the default ports."""
 
 import argparse
 import json
@@ -18,14 +18,14 @@ FORECASTS: Final = ("run", "what-if", "sweep", "search", "validate")
 
 
 def run(flags: argparse.Namespace) -> int:
-    """Find the engine, write the file, and print the next commands."""
-    # Without a name, ports are tried that anything may listen on: no key goes there unasked.
-    named = flags.url is not None or flags.api_key_env is not None
-    environ = {name: value for name, value in os.environ.items() if named or name != OPENAI_KEY}
+    """Find the engine, write the configuration file, and print the next commands."""
+    # Without --url, default ports are tried, where any program may listen: send no key to them.
+    is_explicit = flags.url is not None or flags.api_key_env is not None
+    environ = {name: value for name, value in os.environ.items() if is_explicit or name != OPENAI_KEY}
     access = read_access(flags, url=flags.url, environ=environ)
-    url, model = (flags.url, _model(flags.url, access)) if flags.url is not None else _found(access)
-    told, notes = _look(url, model, access)
-    text = config_text(url, model, told, access_flags(flags))
+    url, model = (flags.url, _model(flags.url, access)) if flags.url is not None else _find_engine(access)
+    engine, notes = _describe(url, model, access)
+    text = config_text(url, model, engine, access_flags(flags))
     try:
         with flags.output.open("w" if flags.overwrite else "x", encoding="utf-8") as file:
             file.write(text)
@@ -33,19 +33,24 @@ def run(flags: argparse.Namespace) -> int:
         raise InputError(f"{flags.output}: exists; expected --overwrite or another -o/--output") from None
     except OSError as error:
         raise InputError(f"{flags.output}: {error.strerror or error}; expected a file to write") from None
-    for line in (told, *notes, f"written: {flags.output}", *(f"  {step}" for step in _next(flags.output))):
+    for line in (
+        f"engine: {engine}",
+        *notes,
+        f"written: {flags.output}; next:",
+        *(f"  {step}" for step in _next(flags.output)),
+    ):
         print(printable(line))
     return 0
 
 
 def access_flags(flags: argparse.Namespace) -> dict[str, object]:
-    """Return the flags of keys and TLS that were given: paths and names of variables, no secret."""
+    """Return the given flags for keys and TLS: paths and names of variables, no secrets."""
     names = ("api_key_env", "header_env", "header", "ca", "cert", "key")
     return {name.replace("_", "-"): value for name in names if (value := getattr(flags, name))}
 
 
-def config_text(url: str, model: str, told: str, access: Mapping[str, object]) -> str:
-    """Return the file: a table for each command that has settings of this engine."""
+def config_text(url: str, model: str, engine: str, access: Mapping[str, object]) -> str:
+    """Return the configuration file: a table per command."""
     tls = ("ca", "cert", "key")
     tables: dict[str, Mapping[str, object]] = {
         "tap": {
@@ -55,7 +60,7 @@ def config_text(url: str, model: str, told: str, access: Mapping[str, object]) -
             "inject": "auto",
             **access,
         },
-        # Through the tap, so that the load is captured; the tap itself speaks plain HTTP here.
+        # Through the tap, so that the load is captured; the tap serves plain HTTP.
         "loadgen": {
             "url": f"http://127.0.0.1:{TAP_PORT}",
             "model": model,
@@ -67,25 +72,29 @@ def config_text(url: str, model: str, told: str, access: Mapping[str, object]) -
         "kvtape.doctor": {"url": url, "listen": f"127.0.0.1:{TAP_PORT}", **access},
     }
     lines = [
-        f"# Flags for {told}",
-        "# Each command reads its table: tap --config FILE. The command line comes after it.",
+        f"# Flags for {engine}",
+        "# Each command reads its table: tap --config FILE. Command-line flags override it.",
     ]
     for name, values in tables.items():
-        # A JSON string without escapes of its own is a TOML string, and a list of such strings a list.
-        lines += ["", f"[{name}]", *(f"{key} = {json.dumps(each, ensure_ascii=False)}" for key, each in values.items())]
+        # A JSON string without escapes, or a list of such strings, is valid TOML.
+        lines += [
+            "",
+            f"[{name}]",
+            *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()),
+        ]
     return "\n".join(lines) + "\n"
 
 
 def _next(file: Path) -> list[str]:
     return [
-        f"kvtape doctor --config {file}       # looks at this machine and the engine",
-        f"tap --config {file}                 # your clients' base URL is now http://127.0.0.1:{TAP_PORT}",
-        f"loadgen --config {file} --number 50 # or a load, where there is no traffic",
+        f"kvtape doctor --config {file}       # check this machine and the engine",
+        f"tap --config {file}                 # then your clients' base URL is http://127.0.0.1:{TAP_PORT}",
+        f"loadgen --config {file} --number 50 # or synthetic load",
         "tracefile info captured.jsonl.zst",
     ]
 
 
-def _found(access: Access) -> tuple[str, str]:
+def _find_engine(access: Access) -> tuple[str, str]:
     for port in DEFAULT_PORTS:
         url = f"http://127.0.0.1:{port}"
         try:
@@ -100,7 +109,7 @@ def _model(url: str, access: Access) -> str:
         return client.resolve_model("auto")
 
 
-def _look(url: str, model: str, access: Access) -> tuple[str, list[str]]:
+def _describe(url: str, model: str, access: Access) -> tuple[str, list[str]]:
     with control.ControlClient(url, access) as client:
         target = readiness.look_at(client, model)
     return ", ".join(target.words()), target.notes()

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace) -> int:
-    """Write the file for the engine."""
+    """Write the configuration file for the engine."""
     from kvtape import init
 
     return init.run(flags)

@@ -1,4 +1,4 @@
-"""The latency model from Python: fitted to captures, and asked what another cache, rate or setting would do."""
+"""The latency model from Python: fit to captures, and forecast another cache size, rate or setting."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -33,19 +33,19 @@ def fit_model(
 ) -> Model:
     """Fit a latency model to captures of one engine, write it to ``output`` as model.json, and return it.
 
-    Parameters in the units that each names. ``bootstrap``: resamples of sessions, 0: no intervals. ``terms``: costs
-    beyond the default ones; None: those that improve forecasts. ``api_server``: ``parallel``, ``serial``,
-    ``shared_core``; None: the best. ``settings``: the engine's, if traces lack them. Raises InputError.
+    Each parameter has its unit. ``bootstrap``: resamples of sessions, 0: no intervals. ``terms``: additional terms of
+    the step time; None: selected by held-out error. ``api_server``: ``parallel``, ``serial``, ``shared_core``; None:
+    selected. ``settings``: engine settings that are not in the traces. Raises InputError.
     """
     _check_settings(settings)
     if bootstrap < 0:
         raise InputError(f"bootstrap: {bootstrap}; expected 0 or more")
-    paths, to = tuple(Path(trace) for trace in traces), Path(output)
-    check_output(to, MODEL, paths, "output")
+    paths, path = tuple(Path(trace) for trace in traces), Path(output)
+    check_output(path, MODEL, paths, "output")
     extra = None if terms is None else tuple(terms)
-    config = FitConfig(paths, to, settings, bootstrap, seed, frontend=api_server, extra_terms=extra)
+    config = FitConfig(paths, path, settings, bootstrap, seed, frontend=api_server, extra_terms=extra)
     model = fit_traces(config).model
-    save_model(model, to)
+    save_model(model, path)
     return model
 
 
@@ -58,10 +58,10 @@ def forecast(
     members: int = 32,
     seed: int = 0,
 ) -> ForecastGrid:
-    """Forecast a capture as it was and under each scenario; ``points`` has the measured load first.
+    """Forecast a capture with its settings and with each scenario; the first of ``points`` is the measured load.
 
-    ``model``: a model.json not fitted on this trace. Times in ms, each a ``Span`` over the members; effects are against
-    ``base``. Raises InputError.
+    ``model``: a model.json that was not fitted on this trace. Latencies in ms, each a ``Span`` over members; effects
+    are relative to ``base``. Raises InputError.
     """
     for scenario in (base, *scenarios):
         _check_settings(scenario.settings)
@@ -73,4 +73,4 @@ def _check_settings(names: Iterable[str]) -> None:
     for name in names:
         if name not in SETTINGS:
             near = get_close_matches(name, SETTINGS, 1)
-            raise InputError(f"{name}: no setting of the engine; expected {near[0] if near else ', '.join(SETTINGS)}")
+            raise InputError(f"{name}: not an engine setting; expected {near[0] if near else ', '.join(SETTINGS)}")

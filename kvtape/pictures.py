@@ -1,4 +1,4 @@
-"""Comparisons from Python, and figures for a notebook in the colours of the pages."""
+"""Comparisons from Python, and figures for a notebook in the colours of the HTML pages."""
 
 import os
 import re
@@ -27,24 +27,24 @@ FAINT = "2b"
 
 
 def compare_traces(traces: Mapping[str, str | os.PathLike[str]], *, bootstrap: int = 500, seed: int = 0) -> Compared:
-    """Compare traces by label, the first the truth of the others; ``result`` is what ``report compare --json`` prints.
+    """Compare traces with the first as reference; ``result`` is the object of ``report compare --json``.
 
-    ``bootstrap``: draws for intervals, 0: none. One trace alone has its curves and no errors. Raises InputError.
+    ``bootstrap``: resamples for intervals, 0: none. A single trace has latency curves and no errors. Raises InputError.
     """
     paths = {label: Path(path) for label, path in traces.items()}
     return compare(CompareConfig(traces=paths, seed=seed, bootstrap=bootstrap))
 
 
-def draw(found: Compared | ForecastGrid | Run) -> "dict[str, go.Figure]":
+def draw(results: Compared | ForecastGrid | Run) -> "dict[str, go.Figure]":
     """Return the figures of a comparison, a forecast or a trace by name, such as ``survival-all`` or ``cache-size``.
 
     Raises InputError if plotly is missing.
     """
-    if isinstance(found, Run):
-        study = study_chains(found)
-        page = trace_page(Measured(found, measure_run(found, study=study), study))
+    if isinstance(results, Run):
+        study = study_chains(results)
+        page = trace_page(Measured(results, measure_run(results, study=study), study))
     else:
-        page = what_if_page(found) if isinstance(found, ForecastGrid) else comparison_page(found)
+        page = what_if_page(results) if isinstance(results, ForecastGrid) else comparison_page(results)
     css = (files("report.pages") / "page.css").read_text(encoding="utf-8")
     colours: dict[str, str] = dict(re.findall(r"--([\w-]+): (#\w+)", css.partition("}")[0]))
     return {name: _styled(figure, colours) for name, figure in page.figures.items()}
@@ -60,15 +60,19 @@ def _styled(figure: Figure, colours: Mapping[str, str]) -> "go.Figure":
 
 
 def _coloured(trace: Trace, colours: Mapping[str, str]) -> dict[str, Any]:
-    """Colour a trace as page.js does."""
-    kept, look = {name: value for name, value in trace.items() if name != "meta"}, trace["meta"]
+    """Apply the colours of page.js to a plotly trace."""
+    properties, look = {name: value for name, value in trace.items() if name != "meta"}, trace["meta"]
     colour = colours["muted" if look["slot"] < 0 else f"c{look['slot'] % 8}"]
     if look["part"] == "band":
-        return {**kept, "fillcolor": colour + FAINT, "line": {**kept.get("line", {}), "color": "rgba(0,0,0,0)"}}
+        return {
+            **properties,
+            "fillcolor": colour + FAINT,
+            "line": {**properties.get("line", {}), "color": "rgba(0,0,0,0)"},
+        }
     if look["part"] == "line":
         line = {"color": colour, "width": look["width"], "dash": look["dash"]}
-        return {**kept, "line": {**kept.get("line", {}), **line}}
-    shown = {"color": colour, "opacity": 1, "symbol": "circle", **look}
+        return {**properties, "line": {**properties.get("line", {}), **line}}
+    marker = {"color": colour, "opacity": 1, "symbol": "circle", **look}
     names = ("color", "opacity") if trace["type"] == "bar" else ("color", "size", "opacity", "symbol")
-    errors = {"error_y": {**kept["error_y"], "color": colour}} if "error_y" in kept else {}
-    return {**kept, "marker": {name: shown[name] for name in names}, **errors}
+    errors = {"error_y": {**properties["error_y"], "color": colour}} if "error_y" in properties else {}
+    return {**properties, "marker": {name: marker[name] for name in names}, **errors}

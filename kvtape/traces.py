@@ -1,4 +1,4 @@
-"""A trace as arrays or as a data frame, and its metrics."""
+"""Traces as arrays or data frames, and their metrics."""
 
 import importlib
 import os
@@ -25,16 +25,16 @@ ANSWERS = ("streamed", "held", "cancelled")
 
 
 def read_run(trace: str | os.PathLike[str]) -> Run:
-    """Read a trace of any format into arrays: one value a request, in file order, shape (n,).
+    """Read a trace of any format into arrays with a value per request, in file order, shape (n,).
 
-    Times in ms, NaN: unknown. Counts in tokens, −1: unknown. Gaps between reads stand one after another in ``gap_ms``,
-    shape (gaps,), each with its request's row in ``gap_owner``. Raises InputError.
+    Times in ms, NaN: unknown. Counts in tokens, −1: unknown. ITLs of all requests are concatenated in ``gap_ms``,
+    shape (gaps,), with the request's row in ``gap_owner``. Raises InputError.
     """
     return metrics.read_run(Path(trace))
 
 
 def read_columns(run: Run) -> dict[str, Any]:
-    """Return the requests' columns under their names in docs/fields.md, each of shape (n,); NaN: unknown."""
+    """Return the columns of requests by field name (docs/fields.md), each of shape (n,); NaN: unknown."""
     return {
         "request_id": run.request_ids,
         "session_id": run.sessions,
@@ -52,18 +52,18 @@ def read_frame(trace: str | os.PathLike[str], library: FrameLibrary = "pandas") 
     ``reusable_tokens`` and ``tpot_ms`` are computed: see docs/metrics.md. Raises InputError if the library is missing.
     """
     try:
-        made = importlib.import_module(library)
+        frames = importlib.import_module(library)
     except ImportError:
         raise InputError(f"{library}: not installed; expected pip install {library}") from None
-    return made.DataFrame(read_columns(read_run(trace)))
+    return frames.DataFrame(read_columns(read_run(trace)))
 
 
 def measure_trace(
     trace: str | os.PathLike[str] | Run, *, gpus: int | None = None, slos: Sequence[str] = ()
 ) -> TraceMetrics:
-    """Return every metric of ``report show``: times in ms, rates and shares as fractions, throughput a second.
+    """Return all metrics of ``report show``: latency in ms, shares as fractions, throughput per second.
 
-    ``slos``: thresholds such as ``ttft.p99<=500ms``, judged in ``slos`` of the result. Raises InputError.
+    ``slos``: thresholds such as ``ttft.p99<=500ms``, evaluated in ``slos`` of the result. Raises InputError.
     """
     run = trace if isinstance(trace, Run) else read_run(trace)
     return metrics.measure_run(run, gpus=gpus, slos=parse_slos(slos))

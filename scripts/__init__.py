@@ -1,1 +1,1 @@
-"""Benches, demos and studies of the project; run as ``python -m scripts.NAME``."""
+"""Benchmarks, demos and real engines; run as ``python -m scripts.NAME``."""

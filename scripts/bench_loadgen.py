@@ -1,10 +1,10 @@
-"""Rates that loadgen reaches on one core, and the error of its times, beside aiohttp and the bare loop.
+"""Benchmark of loadgen against aiohttp and the bare loop: throughput on one core, TTFT errors, send lag.
 
     python -m scripts.bench_loadgen                       # about seven minutes
-    python -m scripts.bench_loadgen --quick               # under two minutes: a look, not a result
+    python -m scripts.bench_loadgen --quick               # under two minutes: a check, not a result
 
-The client and all that it starts run on core 1, the reference server on core 0. Rates and errors are those that
-the server saw, the same way for all. What is measured how stands in docs/dev/load-bench.md.
+The client and its processes run on core 1, the reference server on core 0. Rates and errors are computed from the
+server's log, alike for all clients. Method: docs/dev/load-bench.md.
 """
 
 import argparse
@@ -39,11 +39,11 @@ ROWS: Sequence[tuple[str, str, Callable[[Measured], float | None], str, str]] = 
     ("rate200", "– TTFT error p99, ms", lambda run: run.ttft_error_p99_ms, ".2f", "≤ bare loop × 1.5"),
     ("rate200", "– lag p99, ms", lambda run: run.lag_p99_ms, ".2f", "≤ 2"),
 ]
-"""Case, name, figure, its form, and the goal for kvtape."""
+"""Case, label, value, format, and goal for kvtape."""
 
 
 def bench(folder: Path, *, quick: bool) -> list[Measured]:
-    """Run each client on each case, round after round."""
+    """Run each client on each case, round by round."""
     runs = []
     for turn in range(1 if quick else 3):
         for case in cases(3.0 if quick else 5.0):
@@ -55,7 +55,7 @@ def bench(folder: Path, *, quick: bool) -> list[Measured]:
 
 
 def table(runs: Sequence[Measured]) -> str:
-    """A row a figure, a column a client: the median over rounds; ratios are kvtape's over each of the others."""
+    """Return a table with a row per figure and a column per client: medians over rounds, and kvtape's ratios."""
     figures = [Figure(f"{case} {label}", label, form, goal) for case, label, _, form, goal in ROWS]
     rounds: dict[str, dict[str, list[float]]] = {run.client: {} for run in runs}
     for run in runs:

@@ -1,10 +1,10 @@
-"""Run times of the simulator: an hour of traffic warm and cold, the pool, the whole size
-curve, a made-up million requests; and Dynamo's replay of the same trace, on one engine and on four behind its routers.
+"""Benchmark of the simulator: an hour of traffic, the block pool, the hit curve, a million synthetic requests; and
+Dynamo's replay of the same trace, on one engine and on four engines with its routers.
 
     python -m scripts.bench_sim mooncake/conversation_trace.jsonl --million 1000000 --dynamo VENV/bin/python
 
-The engine's step times are those of no engine in particular: one that keeps up with an hour of that trace. Figures in
-seconds are medians over ``--runs``; a command's are those of its fastest, its compiled code being on disk.
+The engine's step times are hypothetical, fast enough for an hour of that trace. Values in seconds are medians over
+``--runs``; for commands, minimum.
 """
 
 import argparse
@@ -41,26 +41,26 @@ COSTS = {
     "frontend_base_ms": 2.0,
     "frontend_ms_per_prompt_token": 0.0005,
 }
-SPREAD = tuple(0.02 * (place - len(LEVELS) // 2) for place in range(len(LEVELS)))
+SPREAD = tuple(0.02 * (level - len(LEVELS) // 2) for level in range(len(LEVELS)))
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="How long the simulator takes.")
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Benchmark of the simulator.")
     parser.add_argument("trace", type=Path, help="a trace with block hashes")
     parser.add_argument("--blocks", type=int, default=10_000, help="usable blocks (default 10000)")
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
-    parser.add_argument("--sync", action="store_true", help="synchronous scheduling instead of composing ahead")
-    parser.add_argument("--runs", type=int, default=5, help="of each measurement (default 5)")
-    parser.add_argument("--million", type=int, default=0, metavar="N", help="make up and run N requests")
-    parser.add_argument("--dynamo", type=Path, metavar="PYTHON", help="a Python that has ai-dynamo")
+    parser.add_argument("--sync", action="store_true", help="synchronous scheduling")
+    parser.add_argument("--runs", type=int, default=5, help="repetitions of each measurement (default 5)")
+    parser.add_argument("--million", type=int, default=0, metavar="N", help="generate and run N requests")
+    parser.add_argument("--dynamo", type=Path, metavar="PYTHON", help="a Python with ai-dynamo")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 
 
 def bench_caches(trace: Path, usable: int, runs: int) -> Figures:
-    """From requests in memory: the pool at ``usable`` blocks, one request at a time; then the whole curve."""
+    """Measure the block pool with ``usable`` blocks, one request at a time, and the complete hit curve, from memory."""
     meta, records = load_trace(trace)
     batch = Batch(records)
     prompts, accesses = lay_out(batch, batch.hashes(), Chains(meta)), read_accesses(trace)
@@ -71,15 +71,15 @@ def bench_caches(trace: Path, usable: int, runs: int) -> Figures:
 
 
 def pool_hits(prompts: Prompts, usable: int) -> int:
-    """Hit blocks of a whole trace."""
+    """Count the hit blocks of a trace."""
     cache = single_group_cache(prompts.block_size, usable)
     return sum(cache.serve_alone(request) for request in prompts.requests()) // prompts.block_size
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the results."""
     arguments = parse_arguments()
-    gc.disable()  # as ``sim run`` does
+    gc.disable()  # like ``sim run``
     meta, _ = load_trace(arguments.trace)
     config = EngineConfig(
         num_gpu_blocks=arguments.blocks + 1,
@@ -95,9 +95,9 @@ def main() -> None:
     if arguments.dynamo:
         figures |= bench_peer(arguments.dynamo, arguments.trace, config, arguments.runs)
     if arguments.million:
-        # In a process of its own, so that the most memory that it ever had is the million's.
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
-            figures |= alone.submit(bench_million, arguments.million, model).result()
+        # In a separate process, so that its peak memory is that of the million requests.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            figures |= pool.submit(bench_million, arguments.million, model).result()
     figures["load_average"] = round(os.getloadavg()[0], 2)
     if arguments.json:
         print(json.dumps(figures))

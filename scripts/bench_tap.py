@@ -1,11 +1,10 @@
-"""Cost of the tap beside nginx: one run, one machine, everything recorded.
+"""Benchmark of the tap against nginx: one run, one machine, everything recorded.
 
     python -m scripts.bench_tap            # under three minutes
     python -m scripts.bench_tap --quick    # under 40 seconds: one short round
 
-The upstream and the load client share one process on core 0, every proxy runs on core 1, the tap's recorder on core 0
-at its own low priority. Rounds are interleaved, every proxy once a round, and figures are medians over rounds. What is
-measured how stands in docs/dev/tap-bench.md.
+The upstream and the load client share a process on core 0, every proxy runs on core 1, the tap's recorder on core 0
+with low priority. Every proxy is measured once a round; values are medians over rounds. Method: docs/dev/tap-bench.md.
 """
 
 import argparse
@@ -50,28 +49,28 @@ FIGURES = (
 )
 BUSY_STREAMS, QUIETER_STREAMS = 512, 128
 GAP_MS, OPENING_MS = 20.0, 1000.0
-"""Between a stream's chunks; until the first chunk, for all streams to be open by then."""
+"""Time between the chunks of a stream; time to the first chunk, until when all streams are open."""
 SMALL_BYTES, LARGE_BYTES = 400, 400_000
 WARM_S, WARM_REQUESTS = 0.4, 5
-SETTLE_S, END_S = 60.0, 30.0
+DRAIN_S, END_S = 60.0, 30.0
 ENDING_EVENTS = 2
-"""Of a stream, in its last chunk: usage, and the end's mark."""
+"""Events in the last chunk of a stream: usage and ``[DONE]``."""
 
 
 class Plan(NamedTuple):
-    """Amount of measuring."""
+    """Amount of measurements."""
 
     rounds: int
     window_s: float
     requests: int
-    """Of each size, a round, for the TTFT."""
+    """Requests per prompt size and round, for TTFT."""
 
 
 class Window(NamedTuple):
-    """Chunks of a window of time, and their cost."""
+    """Chunk latencies of a time window, and the CPU time."""
 
     latency_us: list[float]
-    """From the server's write to the client's read."""
+    """From the server's write to the client's read, in µs."""
     plane_ns: int
     """CPU time of the proxy's data plane."""
 
@@ -80,7 +79,7 @@ FULL, QUICK = Plan(rounds=3, window_s=2.0, requests=110), Plan(rounds=1, window_
 
 
 class Bench:
-    """State of a run: the upstream, and the values so far by proxy and figure."""
+    """State of a run: the upstream, and the values by proxy and figure."""
 
     def __init__(self, plan: Plan, server: ReferenceServer) -> None:
         self._plan, self._server = plan, server
@@ -88,7 +87,7 @@ class Bench:
         self.failures: dict[str, int] = defaultdict(int)
 
     async def measure(self, proxies: Sequence[Proxy]) -> None:
-        """Measure all proxies, round after round."""
+        """Measure all proxies, round by round."""
         for _ in range(self._plan.rounds):
             for proxy in proxies:
                 await self._cpu(proxy)
@@ -101,7 +100,7 @@ class Bench:
                 self._add_over_direct(proxy, "ttft_large", await self._ttft_us(proxy, LARGE_BYTES, 0.02))
 
     def _add_over_direct(self, proxy: Proxy, figure: str, value: float) -> None:
-        """Add a round's value, less the direct connection's of the same round."""
+        """Add a round's value minus the direct connection's value of the same round."""
         direct = self.values["direct"][figure]
         self.values[proxy.name][figure].append(value if proxy.name == "direct" else value - direct[-1])
 
@@ -118,36 +117,36 @@ class Bench:
 
     @property
     def _stream_tokens(self) -> int:
-        """Length of a stream: until the window has ended for the last that was opened."""
+        """Tokens of a stream: it ends after the time window."""
         return round((WARM_S + self._plan.window_s + OPENING_MS / 1e3) / (GAP_MS / 1e3))
 
     async def _window(self, proxy: Proxy, streams: int) -> Window:
-        """Open streams, let them run in, clock a window of them, and wait for their ends."""
+        """Open streams, warm up, measure a time window, and wait for the ends of the streams."""
         prompt, tokens = Prompt.of_bytes(SMALL_BYTES), self._stream_tokens
         times = {"ttft_low_ms": OPENING_MS, "ttft_high_ms": OPENING_MS + GAP_MS, "gap_ms": GAP_MS, "tick_ms": 1.0}
         self._server.pace = msgspec.structs.replace(Pace(prompt_tokens=prompt.tokens), **times)
-        self._server.take_served()
+        self._server.pop_served()
         clients = await connected(proxy.port, streams)
         responses = [client.send(prompt.request(f"{number}", tokens)) for number, client in enumerate(clients)]
         await asyncio.sleep((OPENING_MS + GAP_MS) / 1e3 + WARM_S)
         since_ns, plane_ns = perf_counter_ns(), total_ns(proxy.pid)
         await asyncio.sleep(self._plan.window_s)
         until_ns, plane_ns = perf_counter_ns(), total_ns(proxy.pid) - plane_ns
-        whole = await ended(responses, END_S)
-        served = {one.request_id: one for one in self._server.take_served()}
+        completed = await ended(responses, END_S)
+        served = {request.request_id: request for request in self._server.pop_served()}
         latency_us = []
         for number, client in enumerate(clients):
-            one = served[f"{number}"]
-            self.failures[proxy.name] += max(0, one.tokens + ENDING_EVENTS - len(client.events_ns))
-            pairs = zip(one.writes_ns, client.events_ns, strict=False)
+            request = served[f"{number}"]
+            self.failures[proxy.name] += max(0, request.tokens + ENDING_EVENTS - len(client.events_ns))
+            pairs = zip(request.writes_ns, client.events_ns, strict=False)
             latency_us += [(read_ns - sent_ns) / 1e3 for sent_ns, read_ns in pairs if since_ns <= sent_ns < until_ns]
             client.close()
-        self.failures[proxy.name] += streams - whole
-        await settle(proxy)
+        self.failures[proxy.name] += streams - completed
+        await wait_for_recorder(proxy)
         return Window(latency_us, plane_ns)
 
     async def _ttft_us(self, proxy: Proxy, prompt_bytes: int, pause_s: float) -> float:
-        """Return the median TTFT of requests one after another; the pause lets a recorder finish the one before."""
+        """Return the median TTFT of sequential requests, with a pause for the recorder after each."""
         prompt, [client] = Prompt.of_bytes(prompt_bytes), await connected(proxy.port, 1)
         self._server.pace = Pace(prompt_tokens=prompt.tokens)
         request, times_us = prompt.request("solo", 1), []
@@ -157,7 +156,7 @@ class Bench:
             self.failures[proxy.name] += not await client.send(request)
             times_us.append((client.events_ns[0] - started_ns) / 1e3)
         client.close()
-        await settle(proxy)
+        await wait_for_recorder(proxy)
         return statistics.median(times_us[WARM_REQUESTS:])
 
 
@@ -172,10 +171,10 @@ async def measured(plan: Plan, upstream: socket.socket, proxies: Sequence[Proxy]
     return bench
 
 
-async def settle(proxy: Proxy) -> None:
-    """Wait until the recorder has nothing left to do, so that no work of one window falls into the next."""
+async def wait_for_recorder(proxy: Proxy) -> None:
+    """Wait until the recorder is idle, so that its work does not affect the next window."""
     started = time.monotonic()
-    while proxy.recorder is not None and time.monotonic() - started < SETTLE_S:
+    while proxy.recorder is not None and time.monotonic() - started < DRAIN_S:
         before = cpu_ns(proxy.recorder)
         await asyncio.sleep(0.1)
         if cpu_ns(proxy.recorder) - before < 4_000_000:
@@ -183,17 +182,17 @@ async def settle(proxy: Proxy) -> None:
 
 
 def total_ns(pid: int | None) -> int:
-    """CPU time of a process that may not be there."""
+    """Return the CPU time of a process; 0 without a process."""
     return 0 if pid is None else cpu_ns(pid)
 
 
 @contextlib.contextmanager
 def proxies_up(folder: Path, upstream: int) -> Iterator[list[Proxy]]:
-    """Start all proxies at once; an idle proxy costs nothing."""
+    """Run all proxies; an idle proxy uses no CPU."""
     with contextlib.ExitStack() as stack:
         proxies, program = [Proxy("direct", upstream)], binary("nginx")
         if program is None:
-            print("bench_tap: nginx is not installed (Debian: apt-get install nginx): left out", file=sys.stderr)
+            print("bench_tap: nginx is not installed (Debian: apt-get install nginx): omitted", file=sys.stderr)
         else:
             proxies.append(stack.enter_context(nginx(program, folder, upstream)))
         proxies.append(stack.enter_context(tap(folder, upstream)))
@@ -201,14 +200,14 @@ def proxies_up(folder: Path, upstream: int) -> Iterator[list[Proxy]]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Pin, raise the limit of open files, measure, print the table and the tap's account."""
+    """Run the benchmark; print the table and the tap's request counts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one short round: a look, not a result")
+    parser.add_argument("--quick", action="store_true", help="one short round: a check, not a result")
     plan = QUICK if parser.parse_args(argv).quick else FULL
     pin(os.getpid(), LOAD_CORE)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    watch, upstream = Watch(), socket.create_server(("127.0.0.1", 0))  # the tap waits until it takes connections
+    watch, upstream = Watch(), socket.create_server(("127.0.0.1", 0))  # the tap waits until it accepts connections
     port = upstream.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="bench-tap-") as name, proxies_up(Path(name), port) as proxies:
         bench = run(measured(plan, upstream, proxies))

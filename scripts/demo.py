@@ -1,12 +1,11 @@
-"""The main job from nothing to one page: capture → replay warm and cold → fit → predict → report.
+"""The complete job: capture → replay warm and cold → fit → predict → report, with one HTML page.
 
     python -m scripts.demo --engine sim    # on the embedded engine, about three minutes
     python -m scripts.demo --engine vllm   # on a real vLLM on this machine's CPU, about thirteen
 
-The model is fitted on calibration captures alone; the session load that the page shows is one that the fit never saw.
-A calibration comes before, between and after the loads: an engine whose pace drifts over the minutes is then fitted at
-the pace that the loads met, and the calibrations' spread is that of the loads. The last lines are those of ``sim
-validate``: each forecast's error and verdict, and what to do next.
+The latency model is fitted only to calibration captures; the page shows a session load that the fit did not use.
+Calibrations run before, between and after the loads: if the engine's speed drifts, the fit and its spread cover the
+loads. The last lines come from ``sim validate``: error and verdict of each forecast, and next steps.
 """
 
 import argparse
@@ -31,22 +30,22 @@ EngineKind = Literal["sim", "vllm"]
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Flags of loadgen for the calibration captures, but for their seeds, and for the load that is predicted."""
+    """loadgen flags of the calibration captures, without seeds, and of the predicted load."""
 
     calibration: str
-    """Up to the longest prompt of ``session``, and to as many outputs at once as its cold replay."""
+    """Covers the longest prompt of ``session``, and the concurrency of its cold replay."""
     session: str
 
 
-# Small enough for three minutes in all; the embedded engine prefills about 12,000 tokens a second.
+# Three minutes in total; the embedded engine prefills about 12,000 tokens a second.
 SIM_LOADS = Loads(
     calibration="--pattern calibration --prompt-tokens 64:5000 --parallel 8 --duration 25s",
     session="--pattern multiturn --turns 4 --rate 0.9 --duration 18s --seed 1 --think 0.2s:1.0s"
     " --prefix-count 2 --prefix-tokens 4000 --prompt-tokens 64:256 --output-tokens 16:48",
 )
-# The real engine: two prefixes of 10,000 tokens and five turns, as an assistant with a long system prompt would see.
+# The real engine: two prefixes of 10,000 tokens and five turns, like an assistant with a long system prompt.
 VLLM_LOADS = Loads(
-    # Two rounds. Fewer than three captures would leave the drift between them open: bands of ± 90 %.
+    # Two rounds. With fewer than three captures, the drift is unknown: bands of ± 90 %.
     calibration="--pattern calibration --prompt-tokens 64:10900 --parallel 16 --number 260",
     session="--pattern multiturn --turns 5 --rate 0.3 --duration 60s --seed 1 --think 0.2s:1.0s"
     " --prefix-count 2 --prefix-tokens 10000 --prompt-tokens 64:256 --output-tokens 16:64",
@@ -56,22 +55,22 @@ LOADS: dict[EngineKind, Loads] = {"sim": SIM_LOADS, "vllm": VLLM_LOADS}
 
 @contextlib.contextmanager
 def engine(kind: EngineKind, work: Workspace) -> Iterator[str]:
-    """The engine under study, for the length of the ``with`` block; gives its URL."""
+    """Run the engine within the ``with`` block and yield its URL."""
     if kind == "vllm":
         shape = vllm_engine.ModelShape()
         vllm_engine.install(shape)
         print("\n── engine: starting vLLM on this machine's CPU (about a minute)", flush=True)
-        with vllm_engine.running_vllm(shape, work.log("engine")) as own_url:
-            yield own_url
+        with vllm_engine.running_vllm(shape, work.log("engine")) as url:
+            yield url
     else:
         address = f"127.0.0.1:{free_port()}"
         command = ["sim", "serve", "--listen", address, "--block-size", "32", "--num-gpu-blocks", "4096"]
-        with work.serving("engine", command, f"http://{address}") as own_url:
-            yield own_url
+        with work.serving("engine", command, f"http://{address}") as url:
+            yield url
 
 
 def capture(work: Workspace, engine_url: str, name: str, load: str, *tap_flags: str) -> Path:
-    """Send one load through a tap in front of the engine, emptied before; returns the tap's trace."""
+    """Reset the cache, send a load through a tap to the engine, and return the tap's trace."""
     trace = work.path(f"{name}.jsonl.zst")
     work.empty_cache(engine_url)
     address = f"127.0.0.1:{free_port()}"
@@ -83,7 +82,7 @@ def capture(work: Workspace, engine_url: str, name: str, load: str, *tap_flags: 
 
 
 def run_job(kind: EngineKind, work: Workspace) -> tuple[Path, list[str]]:
-    """Run all stages of the main job; return the page, and lines on the forecasts."""
+    """Run all stages; return the page, and lines with the verdicts of the forecasts."""
     loads = LOADS[kind]
     labelled: dict[str, Path] = {}
     calibrations: list[Path] = []
@@ -103,13 +102,13 @@ def run_job(kind: EngineKind, work: Workspace) -> tuple[Path, list[str]]:
     model = work.path("model.json")
     scheduler = ["--max-num-seqs", "32", "--max-num-batched-tokens", "2048"]
     work.run("fit", ["sim", "calibrate", *calibrations, *scheduler, "-o", model])
-    judged = work.path("validation.json")
+    validation = work.path("validation.json")
     cold: Command = ["--cold", labelled["cold-replayed"], "--json"]
     work.run(
         "validate",
         ["sim", "validate", captured, "--latency-model", model, *cold],
         accept=(0, 1, UNCERTAIN),
-        stdout=judged,
+        stdout=validation,
     )
     for name, flags in {"predicted": [], "cold-predicted": ["--cold-prompts"]}.items():
         labelled[name] = work.path(f"{name}.jsonl.zst")
@@ -126,26 +125,26 @@ def run_job(kind: EngineKind, work: Workspace) -> tuple[Path, list[str]]:
             stdout=work.path("report.json"),
         )
     )
-    return page, verdict_lines(msgspec.json.decode(judged.read_bytes(), type=Comparison))
+    return page, verdict_lines(msgspec.json.decode(validation.read_bytes(), type=Comparison))
 
 
 def verdict_lines(result: Comparison) -> list[str]:
-    """Return the outcome of each forecast, and the next steps where a gate failed; ``result``: of ``sim validate``."""
-    labels = [label for label, one in result.forecasts.items() if one.pace is None]
+    """Return the verdict of each forecast, and next steps after a failed gate; ``result``: of ``sim validate``."""
+    labels = [label for label, forecast in result.forecasts.items() if forecast.pace is None]
     outcomes = [line for label in labels for line in result.headline if line.startswith(f"{label} against ")]
     return [*outcomes, *result.next_steps]
 
 
 def main() -> int:
-    """Run the job and say where its page is."""
+    """Run the job and print the path of its page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["sim", "vllm"], default="sim", help="default: %(default)s")
-    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="a directory, made anew")
+    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="output folder, replaced")
     args = parser.parse_args()
     work = Workspace(args.out.resolve())
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
-    # The engine, when it is a real one, has a core to itself; everything else shares the other.
+    # A real engine has its own core; everything else shares the other.
     load_core, _ = measuring_cores() if args.engine == "vllm" else (None, None)
     with on_core(load_core):
         page, lines = run_job(args.engine, work)

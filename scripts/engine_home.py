@@ -1,7 +1,7 @@
-"""Home of a real engine on this machine: its own environment in the user's cache, its server, the tests against it.
+"""A real engine on this machine: its environment in the user's cache, its server, its tests.
 
-``scripts.vllm_engine`` and its like each make an ``EngineHome``, say how to install and start the engine, and hand both
-to ``act``: ``install`` once, ``serve`` until Ctrl-C, ``test`` with the tests that need it.
+``scripts.vllm_engine`` and similar scripts create an ``EngineHome``, define how to install and start the engine, and
+call ``act``: ``install``, ``serve`` until Ctrl-C, or ``test`` with the tests of the engine.
 """
 
 import argparse
@@ -26,14 +26,14 @@ START_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class EngineHome:
-    """Folder of an engine's environment and models, shared by all checkouts of this user."""
+    """Folder with an engine's environment and models, shared by all checkouts of a user."""
 
-    name: str  # of the folder
+    name: str  # name of the folder
     title: str  # the engine's name in messages
     has_core: bool = True
-    """Its server has a core to itself, where there are several. False: all of them."""
+    """The server runs on its own core if there are several. False: on all cores."""
     start_s: float = START_S
-    """Longest time until it is healthy."""
+    """Timeout of the start, in s."""
 
     @property
     def directory(self) -> Path:
@@ -42,7 +42,7 @@ class EngineHome:
 
     @property
     def python(self) -> Path:
-        """The Python of the engine's own environment."""
+        """Python of the engine's environment."""
         return self.directory / "venv" / "bin" / "python"
 
     def is_installed(self) -> bool:
@@ -50,18 +50,18 @@ class EngineHome:
         return (self.directory / "venv" / "ready").exists()
 
     def make_environment(self, cost: str, install_packages: Callable[[Sequence[str]], None]) -> None:
-        """Create the environment and fill it by ``install_packages(pip)``; a half-made one is made again.
+        """Create the environment and run ``install_packages(pip)``; an incomplete environment is replaced.
 
-        uv takes an eighth of pip's time; pip alone knows an index of one's own.
+        uv takes an eighth of pip's time; only pip reads a configured index.
 
         Args:
-            cost: Time and space that this takes, for the message.
-            install_packages: Given the words of ``pip`` in that environment, installs the engine.
+            cost: Time and disk space, for the message.
+            install_packages: Installs the engine with the given ``pip`` command.
         """
         venv = self.directory / "venv"
         print(f"Installing {self.title} into {venv} ({cost}, once) ...", flush=True)
         os.environ.setdefault("UV_FIND_LINKS", os.environ.get("PIP_FIND_LINKS", ""))
-        os.environ.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")  # pip's
+        os.environ.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")  # as pip
         pip = [str(self.python), "-m", "pip", "--quiet"]
         try:
             self._make_empty()
@@ -80,7 +80,7 @@ class EngineHome:
 
     @contextlib.contextmanager
     def serving(self, command: Sequence[str], environment: Mapping[str, str], log: Path, port: int) -> Iterator[str]:
-        """Run a server's command for the length of the ``with`` block and give its base URL; output goes to ``log``."""
+        """Run a server within the ``with`` block and yield its base URL; output goes to ``log``."""
         core, url = measuring_cores()[1] if self.has_core else None, f"http://127.0.0.1:{port}"
         is_ready = partial(_is_healthy, url)
         with serving(command, is_ready, log, self.title, environment=environment, core=core, start_s=self.start_s):
@@ -95,39 +95,39 @@ def _is_healthy(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EngineActions:
-    """Functions of one engine that ``act`` calls."""
+    """Functions of an engine for ``act``."""
 
     home: EngineHome
     install: Callable[[], None]
     running: Callable[[Path, int, Sequence[str]], AbstractContextManager[str]]
-    """Given the log, a port (0: any free one) and more flags of the engine: the server, with its base URL."""
-    marker: str  # of the tests that need the engine
-    variable: str  # environment variable with the base URL of a running one, for those tests
-    tests: Sequence[str] = ()  # files of those tests; none: all that have the marker
-    test_flags: Sequence[str] = ()  # of the engine, for its tests
-    test_environment: Mapping[str, str] | None = None  # further variables for tests on an engine started here
+    """Runs the server, from the log, a port (0: any free port) and more flags; yields its base URL."""
+    marker: str  # pytest marker of the engine's tests
+    variable: str  # environment variable with the base URL of a running engine
+    tests: Sequence[str] = ()  # test files; empty: all tests with the marker
+    test_flags: Sequence[str] = ()  # flags of the engine in tests
+    test_environment: Mapping[str, str] | None = None  # further variables for the tests
 
 
 def engine_parser(description: str | None, home: EngineHome) -> argparse.ArgumentParser:
-    """Parser of an action with its port and log; an engine's script adds flags of its own."""
+    """Return the parser of action, port and log; an engine's script adds more flags."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["install", "serve", "test"])
-    parser.add_argument("--port", type=int, default=8000, help="where to serve")
+    parser.add_argument("--port", type=int, default=8000, help="port of the server")
     parser.add_argument("--log", type=Path, default=home.directory / "server.log", help="the server's output")
     return parser
 
 
-def act(actions: EngineActions, args: argparse.Namespace, rest: Sequence[str]) -> int:
-    """Install, serve or test, as ``args.action`` says; ``rest`` are flags of the engine, or of pytest."""
+def act(actions: EngineActions, args: argparse.Namespace, extra: Sequence[str]) -> int:
+    """Install, serve or test, by ``args.action``; ``extra``: flags of the engine, or of pytest."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that the server is stopped too
     if args.action == "test":
-        return run_tests(actions, rest)
+        return run_tests(actions, extra)
     home = actions.home
     actions.install()
     if args.action == "install":
         print(f"{home.title} is installed: {home.python}")
         return 0
-    with actions.running(args.log, args.port, rest) as url:
+    with actions.running(args.log, args.port, extra) as url:
         print(f"{home.title} serves the model 'tiny' at {url} (log: {args.log}); Ctrl-C stops it", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             signal.pause()
@@ -135,7 +135,7 @@ def act(actions: EngineActions, args: argparse.Namespace, rest: Sequence[str]) -
 
 
 def run_tests(actions: EngineActions, pytest_arguments: Sequence[str]) -> int:
-    """Run the engine's tests against the URL in its variable, or against a server started for them."""
+    """Run the engine's tests against the URL in its variable, or against a new server."""
     command = [sys.executable, "-m", "pytest", "-m", actions.marker, *actions.tests, *pytest_arguments]
     if actions.variable in os.environ:
         return subprocess.run(command, check=False).returncode

@@ -1,4 +1,4 @@
-"""Run a real vLLM on a GPU: the one that this Python has, with a random-weight model. Needs no network."""
+"""Run a real vLLM on a GPU: this Python's vLLM with a random-weight model, without a network."""
 
 import importlib.util
 import os
@@ -15,20 +15,20 @@ from scripts.vllm_engine import ModelShape
 
 HOME = EngineHome("vllm-gpu", "vLLM", has_core=False, start_s=900.0)
 SEQUENCES, STEP_TOKENS, CONTEXT = 256, 8192, 40960
-"""At most so many requests and tokens a step, and tokens a request: Qwen3-8B's own context."""
+"""Maximum requests and tokens per scheduler step; maximum tokens per request (Qwen3-8B's context)."""
 SCHEDULER = ("--max-num-seqs", str(SEQUENCES), "--max-num-batched-tokens", str(STEP_TOKENS))
 
 
 def install(shape: ModelShape) -> None:
-    """Check that vLLM can be imported, and make the model unless it is there."""
+    """Check that vLLM can be imported, and create the model if it is missing."""
     if importlib.util.find_spec("vllm") is None:
-        sys.exit(f"{sys.executable} has no vllm: pass --wheels DIR with vLLM's wheel and those that it needs")
+        sys.exit(f"{sys.executable} has no vllm: pass --wheels DIR with the wheels of vLLM and its dependencies")
     if not (shape.directory / "config.json").exists():
         vllm_engine.make_model(shape)
 
 
 def server_command(shape: ModelShape, port: int, extra: Sequence[str]) -> list[str]:
-    """The command line of vLLM's server."""
+    """Return the command line of vLLM's server."""
     return [
         *(sys.executable, *vllm_engine.serving_words(shape, port), "--dtype", "bfloat16"),
         *("--max-model-len", str(CONTEXT), *SCHEDULER, *extra),
@@ -36,16 +36,16 @@ def server_command(shape: ModelShape, port: int, extra: Sequence[str]) -> list[s
 
 
 def running_vllm(shape: ModelShape, log: Path, *, extra: Sequence[str] = ()) -> AbstractContextManager[str]:
-    """Run vLLM for the length of the ``with`` block and give its base URL. Its output goes to ``log``."""
+    """Run vLLM within the ``with`` block and yield its base URL; its output goes to ``log``."""
     port = free_port()
     return HOME.serving(server_command(shape, port, extra), os.environ | vllm_engine.OFFLINE, log, port)
 
 
 def describe_gpu() -> str:
-    """Name and driver of the first GPU, after a comma; empty: none is told."""
+    """Return name and driver of the first GPU, after a comma; empty without a GPU."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        told = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+        lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return f", {told[0].strip()}" if told else ""
+    return f", {lines[0].strip()}" if lines else ""

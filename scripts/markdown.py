@@ -1,10 +1,10 @@
-"""Tables of benches and verdicts, as Markdown: the form of a page, and readable in a terminal."""
+"""Markdown tables of benchmarks and verdicts."""
 
 from collections.abc import Iterable, Sequence
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:
-    """Return a table; ``numbers``: all columns but the first are flush right."""
+    """Return a Markdown table; ``numbers``: all columns except the first are right-aligned."""
     rule = "|---" + ("|---:" if numbers else "|---") * (len(headings) - 1) + "|"
-    first, *others = (f"| {' | '.join(cells)} |" for cells in (headings, *rows))
-    return "\n".join([first, rule, *others])
+    header, *lines = (f"| {' | '.join(cells)} |" for cells in (headings, *rows))
+    return "\n".join([header, rule, *lines])

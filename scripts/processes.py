@@ -1,4 +1,4 @@
-"""Processes that scripts start: a server for a ``with`` block, cores, ports, CPU time to the nanosecond (Linux)."""
+"""Processes of scripts: servers, cores, ports, CPU time (Linux)."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-# Read before this process gives any of them up: once it runs on the load's core, it may run on no other.
+# Read at import, before this process is pinned to a core.
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 START_S = 120.0
 STOP_S = 30.0
@@ -29,9 +29,9 @@ def serving(
     core: int | None = None,
     start_s: float = START_S,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server for the length of the ``with`` block, from when it is ready; exit with its log's end if it fails.
+    """Run a server within the ``with`` block, after it is ready; exit with the end of its log if it fails.
 
-    ``log`` has its output. ``core``: the core that it and its children run on; None: those of this process.
+    ``log`` has its output. ``core``: core of the server and its children; None: the cores of this process.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output, on_core(core):
@@ -52,7 +52,7 @@ def serving(
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    """End the server and the processes that it started."""
+    """Stop the server and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGTERM)
     try:
@@ -64,32 +64,32 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log."""
+    """Return the last lines of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listened on a moment ago."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def is_listening(port: int, host: str = "127.0.0.1") -> bool:
-    """Return whether something accepts connections there."""
+    """Return whether a server accepts connections."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), 1.0):
         return True
     return False
 
 
 def measuring_cores() -> tuple[int | None, int | None]:
-    """A core for the load and one for the engine; nulls where there is only one, or no way to choose."""
+    """Return a core for the load and a core for the engine; None with a single core, or without affinity."""
     return (CORES[-1], CORES[0]) if len(CORES) > 1 else (None, None)
 
 
 @contextlib.contextmanager
 def on_core(core: int | None) -> Iterator[None]:
-    """Start processes on one core: they inherit this process's affinity, which is put back at the end."""
+    """Run on a core within the ``with`` block; started processes inherit the affinity, which is restored at the end."""
     if core not in CORES:
         yield
         return
@@ -102,20 +102,20 @@ def on_core(core: int | None) -> Iterator[None]:
 
 
 def pin(pid: int, core: int) -> None:
-    """Keep every thread of a process on one core, where this run may use it."""
+    """Pin every thread of a process to a core, if this process may use it."""
     if core in CORES:
         for task in Path(f"/proc/{pid}/task").iterdir():
             os.sched_setaffinity(int(task.name), {core})
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of all threads of a process so far, from the scheduler's own account."""
+    """Return the CPU time of all threads of a process, from the kernel's scheduler statistics."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 
 
 def machine_busy_ns() -> int:
-    """CPU time that all processes of the machine have had together, to the clock tick."""
+    """Return the CPU time of all processes of the machine, in clock ticks of resolution."""
     user, nice, system, _, _, irq, softirq, *_ = (
         int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     )
@@ -123,12 +123,12 @@ def machine_busy_ns() -> int:
 
 
 def rss_mb(pid: int) -> float:
-    """Resident memory of a process, MB."""
+    """Return the resident memory of a process, in MB."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def child_named(pid: int, words: str) -> int:
-    """The first of a process's children, or of theirs, whose command line holds ``words``, waited for."""
+    """Wait for the first descendant of a process whose command line contains ``words``; return its pid."""
     while True:
         for child in children(pid):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -138,9 +138,9 @@ def child_named(pid: int, words: str) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """A process's children and theirs."""
+    """Return all descendants of a process."""
     try:
-        own = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        direct = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
         return []
-    return own + [below for child in own for below in children(child)]
+    return direct + [descendant for child in direct for descendant in children(child)]

@@ -1,14 +1,14 @@
-"""The reference server: prepared responses, written at known times, each write noted.
+"""Reference server: prepared responses written at planned times, with a log of every write.
 
-It is light, so that it limits no measurement: requests are found by three searches, not parsed; pieces go to the
-kernel by ``write(2)``, because an event loop's own write may wait for the end of its turn.
+It uses little CPU, so that it is no bottleneck: three searches per request instead of parsing; pieces are written with
+``write(2)``, because an event loop may delay its writes to the end of an iteration.
 
     python -m scripts.reference_server 8000 '{"ttft_low_ms": 20, "ttft_high_ms": 80, "gap_ms": 10}'
 
-Its log is the ground truth for a client. All times are of the monotonic clock that every process of a machine shares
-(``time.perf_counter_ns``). The server notes the last byte of a request and the write of the first token, so a client's
-TTFT error is never negative: it is the way there and back through the kernel, and the client's delay. The tap's
-benchmark runs the server on the loop of its client, so that neither costs the other a context switch.
+Its log is the ground truth of a client's TTFT. All times are from the monotonic clock that all processes share
+(``time.perf_counter_ns``). The log has the last byte of a request and the write of the first token, so a client's
+TTFT error is never negative: it includes the kernel's path in both directions and the client's delay. The tap's
+benchmark runs the server on its client's event loop, which avoids context switches.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ NS_PER_MS = 1_000_000
 BACKLOG = 4096
 DEFAULT_TOKENS = 16
 TAIL = 512
-"""End of a body that is searched first for ``max_tokens``: prompts come first, and are long."""
+"""Bytes at the end of a body that are searched first for ``max_tokens``: long prompts come first."""
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _REQUEST_ID = re.compile(rb"\r\nx-request-id: *([!-~]+)", re.IGNORECASE)
@@ -53,19 +53,19 @@ END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """Times and pieces of the server's responses: its command line, as JSON."""
+    """Times and pieces of responses: the server's command line, as JSON."""
 
     ttft_low_ms: float = 0.0
     ttft_high_ms: float = 0.0
-    """From a request's last byte to the first write, drawn by request id."""
+    """Time from a request's last byte to the first write, random by request id."""
     gap_ms: float = 0.0
-    """Between two writes; 0: all at once."""
+    """Time between two writes; 0: all at once."""
     tick_ms: float = 0.0
-    """Writes fall on whole ticks of the clock, as those of a decode step do; 0: each at its own time."""
+    """Writes of all streams happen at multiples of this, like decode steps; 0: at their exact times."""
     tokens_per_write: int = 1
-    """Events of later writes; the first write has one."""
+    """Events per write after the first; the first write has one event."""
     prompt_tokens: int = 256
-    """Usage's prompt tokens: the server does not read prompts."""
+    """Prompt tokens in usage: the server does not parse prompts."""
 
     def ttft_ns(self, request_id: str) -> int:
         low_ns, high_ns = (round(bound * NS_PER_MS) for bound in (self.ttft_low_ms, self.ttft_high_ms))
@@ -77,18 +77,18 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Served(msgspec.Struct, array_like=True):
-    """Request as the server saw it, in ns of the monotonic clock."""
+    """Log entry of a request, in ns of the monotonic clock."""
 
     request_id: str
-    """Its ``X-Request-Id``, else its number, ``#7``."""
+    """``X-Request-Id``, or a number, ``#7``."""
     received_ns: int
-    """Start of the read with its last byte."""
+    """Start of the read with the request's last byte."""
     due_ns: int
     tokens: int
     writes: int
-    """Pieces of the complete stream."""
+    """Number of writes of the complete stream."""
     writes_ns: list[int]
-    """Of each piece, just before its bytes went to the kernel."""
+    """Time of each write, before the system call."""
 
     @property
     def ttft_ns(self) -> int | None:
@@ -96,12 +96,12 @@ class Served(msgspec.Struct, array_like=True):
 
     @property
     def last_write_ns(self) -> int | None:
-        """Time of the stream's end; null: it did not come to that."""
+        """Time of the stream's end; None: incomplete."""
         return self.writes_ns[-1] if len(self.writes_ns) == self.writes else None
 
 
 class ServerLog(msgspec.Struct, frozen=True):
-    """Log of the server after a run."""
+    """Log of the server."""
 
     served: list[Served]
     cpu_ns: int
@@ -111,7 +111,7 @@ class ServerLog(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=256)
 def stream_pieces(pace: Pace, tokens: int) -> tuple[bytes, ...]:
-    """Pieces of a whole response; the first has the head and the first token."""
+    """Return the pieces of a complete response; the first has the head and the first token."""
     events = [_event(index, last=index == tokens - 1) for index in range(tokens)]
     step = pace.tokens_per_write
     pieces = [HEAD + events[0], *(b"".join(events[at : at + step]) for at in range(1, tokens, step))]
@@ -149,11 +149,11 @@ class _Stream(NamedTuple):
 
 
 class ReferenceServer:
-    """Answers every completion by its pace, and logs each."""
+    """Responds to every completion at its pace, and logs it."""
 
     def __init__(self, pace: Pace) -> None:
         self.pace = pace
-        """Of the requests that come from now on."""
+        """Pace of new requests."""
         self._served: list[Served] = []
         self._due: list[tuple[int, int, _Stream]] = []
         self._pushed = 0
@@ -166,23 +166,23 @@ class ReferenceServer:
     def log(self) -> ServerLog:
         return ServerLog(self._served, time.process_time_ns(), self._started_ns, perf_counter_ns())
 
-    def take_served(self) -> list[Served]:
-        """Return the requests since the last call, and forget them."""
+    def pop_served(self) -> list[Served]:
+        """Return the log entries since the last call, and clear the log."""
         served, self._served = self._served, []
         return served
 
     def serve(self, connection: "_Connection", head: bytes, body: bytes, received_ns: int) -> None:
-        found = _REQUEST_ID.search(head)
-        request_id = found[1].decode("ascii") if found else f"#{len(self._served)}"
-        wanted = _MAX_TOKENS.search(body, max(0, len(body) - TAIL)) or _MAX_TOKENS.search(body)
-        tokens = max(1, int(wanted[1])) if wanted else DEFAULT_TOKENS
+        match = _REQUEST_ID.search(head)
+        request_id = match[1].decode("ascii") if match else f"#{len(self._served)}"
+        max_tokens = _MAX_TOKENS.search(body, max(0, len(body) - TAIL)) or _MAX_TOKENS.search(body)
+        tokens = max(1, int(max_tokens[1])) if max_tokens else DEFAULT_TOKENS
         pace, pieces = self.pace, stream_pieces(self.pace, tokens)
         due_ns = pace.on_tick(received_ns + pace.ttft_ns(request_id))
         served = Served(request_id, received_ns, due_ns, tokens, len(pieces), [])
         self._served.append(served)
         stream = _Stream(connection, served, pieces, round(pace.gap_ms * NS_PER_MS))
         if due_ns == received_ns:
-            self._go_on(stream)
+            self._write_next(stream)
         else:
             self._push(due_ns, stream)
 
@@ -193,11 +193,11 @@ class ReferenceServer:
 
     def _ring(self) -> None:
         while self._due and self._due[0][0] <= perf_counter_ns():
-            self._go_on(heapq.heappop(self._due)[2])
+            self._write_next(heapq.heappop(self._due)[2])
         self._alarm.set(self._due[0][0] if self._due else None)
 
-    def _go_on(self, stream: _Stream) -> None:
-        """Write the next piece, or all that are left; schedule the following one."""
+    def _write_next(self, stream: _Stream) -> None:
+        """Write the next piece, or all remaining pieces; schedule the following write."""
         connection, served, pieces, gap_ns = stream
         written_ns = served.writes_ns
         last = len(written_ns) + 1 if gap_ns else len(pieces)
@@ -211,7 +211,7 @@ class ReferenceServer:
 
 
 class _Connection(asyncio.Protocol):
-    """Connection of a client: requests one after another, each answered before the next is sent."""
+    """Connection of a client with sequential requests."""
 
     def __init__(self, server: ReferenceServer) -> None:
         self._server = server
@@ -219,7 +219,7 @@ class _Connection(asyncio.Protocol):
         self._fd = -1
         self._head = b""
         self._body: list[bytes] = []
-        self._lacking = 0
+        self._missing_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -227,9 +227,9 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         at_ns = perf_counter_ns()
-        if self._lacking:
+        if self._missing_bytes:
             self._body.append(data)
-            self._lacking -= len(data)
+            self._missing_bytes -= len(data)
         else:
             data = self._head + data
             end = data.find(b"\r\n\r\n") + 4
@@ -239,17 +239,17 @@ class _Connection(asyncio.Protocol):
             self._head, body = data[:end], data[end:]
             length = _LENGTH.search(self._head)
             self._body = [body]
-            self._lacking = (int(length[1]) if length else 0) - len(body)
-        if self._lacking <= 0:
+            self._missing_bytes = (int(length[1]) if length else 0) - len(body)
+        if self._missing_bytes <= 0:
             head, body = self._head, b"".join(self._body)
-            self._head, self._body, self._lacking = b"", [], 0
+            self._head, self._body, self._missing_bytes = b"", [], 0
             self._answer(head, body, at_ns)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
 
     def write(self, data: bytes) -> bool:
-        """Write now; return False without a reader."""
+        """Write immediately; return False if the connection is closed."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return False
@@ -270,13 +270,13 @@ class _Connection(asyncio.Protocol):
         if head.startswith(b"POST"):
             self._server.serve(self, head, body, at_ns)
         elif head.startswith(b"GET /log"):
-            self._whole(200, msgspec.msgpack.encode(self._server.log()))
+            self._respond_json(200, msgspec.msgpack.encode(self._server.log()))
         elif head.startswith((b"GET /v1/models", b"GET / ")):
-            self._whole(200, b'{"object":"list","data":[{"id":"truth","object":"model"}]}')
+            self._respond_json(200, b'{"object":"list","data":[{"id":"truth","object":"model"}]}')
         else:
-            self._whole(404, b"{}")
+            self._respond_json(404, b"{}")
 
-    def _whole(self, status: int, body: bytes) -> None:
+    def _respond_json(self, status: int, body: bytes) -> None:
         head = b"HTTP/1.1 %d -\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         self.write(head % (status, len(body)) + body)
 
@@ -290,7 +290,7 @@ async def _serve(port: int, pace: Pace) -> None:
 
 
 class ServerProcess(NamedTuple):
-    """Running server."""
+    """A running reference server."""
 
     url: str
 
@@ -301,7 +301,7 @@ class ServerProcess(NamedTuple):
 
 @contextlib.contextmanager
 def reference_server(pace: Pace, log: Path, *, core: int | None = None) -> Iterator[ServerProcess]:
-    """Run the server within the block, on a core of its own if one is given; ``log`` has its output."""
+    """Run the server within the block, on ``core`` if given; ``log`` has its output."""
     port = free_port()
     command = module_command("scripts.reference_server", str(port), msgspec.json.encode(pace).decode())
     ready = partial(is_listening, port)

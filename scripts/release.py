@@ -1,10 +1,10 @@
-"""A release: checked, built twice, installed in empty environments, described, and, with ``--publish``, uploaded.
+"""Release: check, build twice, install in empty environments, write SBOM and digests; upload with ``--publish``.
 
-    python -m scripts.release                    # all but the upload; the files are in dist/
+    python -m scripts.release                    # everything except the upload; files in dist/
     python -m scripts.release --python 3.11 --python /usr/bin/python3.13 --no-tests
-    python -m scripts.release --publish          # and upload them with twine's credentials
+    python -m scripts.release --publish          # also upload, with twine's credentials
 
-Needs git, and uv for its environments. Two builds of a commit have the same bytes: times in them are the commit's.
+Needs git and uv. Two builds of a commit are identical: their timestamps are the commit's.
 """
 
 import argparse
@@ -31,14 +31,14 @@ SUMS: Final = "SHA256SUMS"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make a release as the flags say."""
+    """Build, verify, describe and optionally publish a release."""
     parser = argparse.ArgumentParser(prog="python -m scripts.release", description="Build, verify, describe, publish.")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the files (default dist/)")
-    parser.add_argument("--python", action="append", help="Python to install on, again for more (default: this one)")
-    parser.add_argument("--no-tests", action="store_true", help="leave the tests out: they have passed on this commit")
-    parser.add_argument("--publish", action="store_true", help="upload to PyPI with twine; refused without a tag")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="output folder (default dist/)")
+    parser.add_argument("--python", action="append", help="Python to install on; repeatable (default: this Python)")
+    parser.add_argument("--no-tests", action="store_true", help="skip the tests, if they have passed on this commit")
+    parser.add_argument("--publish", action="store_true", help="upload to PyPI with twine; needs a tag")
     flags = parser.parse_args(argv)
-    problems = list(found_problems(ROOT, VERSION, publish=flags.publish))
+    problems = list(release_problems(ROOT, VERSION, publish=flags.publish))
     for problem in problems:
         print(f"release: {problem}", file=sys.stderr)
     if problems and flags.publish:
@@ -56,11 +56,11 @@ def main(argv: Sequence[str]) -> int:
     return 1 if problems else 0
 
 
-def found_problems(root: Path, version: str, *, publish: bool) -> Iterator[str]:
-    """Give reasons against a release of the working tree: its version, its changelog, its commit."""
+def release_problems(root: Path, version: str, *, publish: bool) -> Iterator[str]:
+    """Yield problems of the working tree: version, changelog, commit."""
     changelog = (root / "CHANGELOG.md").read_text()
     if not re.search(rf"^## \[{re.escape(version)}\]", changelog, re.MULTILINE):
-        yield f"CHANGELOG.md: no section [{version}]; expected one, with what [Unreleased] lists"
+        yield f"CHANGELOG.md: no section [{version}]; expected the entries of [Unreleased] in it"
     if git(root, "status", "--porcelain"):
         yield "the working tree has changes; expected a commit"
     if publish and f"v{version}" not in git(root, "tag", "--points-at", "HEAD").split():
@@ -68,45 +68,45 @@ def found_problems(root: Path, version: str, *, publish: bool) -> Iterator[str]:
 
 
 def git(root: Path, *words: str) -> str:
-    """Return what git prints."""
+    """Run git and return its output."""
     return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def built_twice(root: Path, out: Path) -> list[Path]:
-    """Build sdist and wheel of HEAD in two folders; return them, in ``out``. Exits if their bytes differ."""
-    ours = ("kvtape", SUMS)
-    others = [path.name for path in out.iterdir() if not path.name.startswith(ours)] if out.exists() else []
-    if others:
-        sys.exit(f"release: --out {out}: has {others[0]}; expected no folder, or that of an earlier release")
+    """Build sdist and wheel of HEAD twice; return them, in ``out``. Exits if the builds differ."""
+    names = ("kvtape", SUMS)
+    foreign = [path.name for path in out.iterdir() if not path.name.startswith(names)] if out.exists() else []
+    if foreign:
+        sys.exit(f"release: --out {out}: contains {foreign[0]}; expected a new folder, or a folder of a release")
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
-        once, again = (build(root, Path(folder)) for folder in (first, second))
-        differing = [one.name for one, other in zip(once, again, strict=True) if digest(one) != digest(other)]
+        builds = [build(root, Path(folder)) for folder in (first, second)]
+        differing = [left.name for left, right in zip(*builds, strict=True) if digest(left) != digest(right)]
         if differing:
-            sys.exit(f"release: {', '.join(differing)}: two builds differ; expected the same bytes")
-        return [Path(shutil.copy(path, out)) for path in once]
+            sys.exit(f"release: {', '.join(differing)}: two builds differ; expected identical bytes")
+        return [Path(shutil.copy(path, out)) for path in builds[0]]
 
 
 def build(root: Path, folder: Path) -> list[Path]:
-    """Build the sdist of HEAD and the wheel of that sdist; times in both are the commit's."""
-    source, made = folder / "source", folder / "made"
+    """Build the sdist of HEAD and the wheel of the sdist, with the commit's timestamps."""
+    source, output = folder / "source", folder / "output"
     source.mkdir()
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=root, check=True, capture_output=True).stdout
     subprocess.run(["tar", "-x", "-C", source], input=archive, check=True)
     epoch = git(root, "log", "-1", "--format=%ct")
-    # A debugger's paths would name the build's folder.
+    # Debug information would contain the build folder.
     settings = {"SOURCE_DATE_EPOCH": epoch, "CFLAGS": f"-g0 -ffile-prefix-map={folder}=."}
-    run(["uv", "build", "--quiet", "--sdist", "--out-dir", made, source], **settings)
-    [sdist] = made.glob("*.tar.gz")
+    run(["uv", "build", "--quiet", "--sdist", "--out-dir", output, source], **settings)
+    [sdist] = output.glob("*.tar.gz")
     even_times(sdist, int(epoch))
-    run(["uv", "build", "--quiet", "--wheel", "--out-dir", made, sdist], **settings)
-    [wheel] = made.glob("*.whl")
+    run(["uv", "build", "--quiet", "--wheel", "--out-dir", output, sdist], **settings)
+    [wheel] = output.glob("*.whl")
     return [sdist, wheel]
 
 
 def even_times(sdist: Path, epoch: int) -> None:
-    """Write an sdist anew, by name, with one time and no owner: setuptools keeps those of the files."""
+    """Rewrite an sdist sorted by name, with one timestamp and no owner; setuptools copies both from files."""
     with tarfile.open(sdist) as old:
         members = sorted(old.getmembers(), key=lambda member: member.name)
         contents = {member.name: old.extractfile(member) for member in members if member.isfile()}
@@ -124,13 +124,13 @@ def even_times(sdist: Path, epoch: int) -> None:
 
 
 def verify(files: Sequence[Path], python: str) -> None:
-    """Install wheel and sdist without an extra, each in an empty environment; every command must tell its version."""
+    """Install wheel and sdist without extras, each in an empty environment, and run ``--version`` of all commands."""
     for path in files:
         with tempfile.TemporaryDirectory() as folder:
             run(["uv", "venv", "--quiet", "--python", python, folder])
             run(["uv", "pip", "install", "--quiet", "--python", f"{folder}/bin/python", path])
             for command in COMMANDS:
-                told = subprocess.run(
+                result = subprocess.run(
                     [f"{folder}/bin/{command}", "--version"],
                     cwd=folder,
                     env=outside(),
@@ -138,14 +138,14 @@ def verify(files: Sequence[Path], python: str) -> None:
                     text=True,
                     check=False,
                 )
-                if told.stdout.strip() != f"kvtape {VERSION}":
-                    print(told.stderr, end="", file=sys.stderr)
-                    sys.exit(f"release: {path.name}: {command} --version: {told.stdout!r}; expected kvtape {VERSION}")
+                if result.stdout.strip() != f"kvtape {VERSION}":
+                    print(result.stderr, end="", file=sys.stderr)
+                    sys.exit(f"release: {path.name}: {command} --version: {result.stdout!r}; expected kvtape {VERSION}")
         print(f"{path.name}: installed and run on {python}")
 
 
 def describe(files: Sequence[Path], out: Path) -> None:
-    """Write what the wheel with all extras installs, with its licences (CycloneDX), and digests of every file."""
+    """Write the SBOM of the wheel with all extras (CycloneDX, with licences), and digests of all files."""
     [wheel] = [path for path in files if path.suffix == ".whl"]
     with tempfile.TemporaryDirectory() as folder:
         python = f"{folder}/bin/python"
@@ -165,20 +165,20 @@ def describe(files: Sequence[Path], out: Path) -> None:
 
 
 def outside() -> dict[str, str]:
-    """Return the environment without what would let a program import the repository's packages."""
+    """Return the environment without PYTHONPATH, so that a program cannot import the repository's packages."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the hex SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def run(words: Sequence[str | Path], **settings: str) -> None:
-    """Run a program; exits with its code if it fails."""
-    done = subprocess.run([*map(str, words)], env=outside() | settings, check=False)
-    if done.returncode:
-        sys.exit(f"release: {words[0]} {words[1] if len(words) > 1 else ''}: exit code {done.returncode}")
+    """Run a program; exits with an error if it fails."""
+    result = subprocess.run([*map(str, words)], env=outside() | settings, check=False)
+    if result.returncode:
+        sys.exit(f"release: {words[0]} {words[1] if len(words) > 1 else ''}: exit code {result.returncode}")
 
 
 if __name__ == "__main__":

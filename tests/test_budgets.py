@@ -29,7 +29,7 @@ def lines(package: str) -> int:
 
 
 @pytest.mark.parametrize("package", BUDGETS)
-def test_a_package_stays_within_its_budget(package: str) -> None:
+def test_packages_stay_within_their_budgets(package: str) -> None:
     assert lines(package) <= BUDGETS[package]
 
 

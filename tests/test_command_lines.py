@@ -39,7 +39,7 @@ def test_every_command_has_version(command: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_wrong_flag_is_one_line_even_where_more_is_missing(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_flag_is_reported_before_missing_arguments(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = refusal(command, ["--versoin"], capsys)
     assert said == f"{command}: error: --versoin: no such flag; did you mean --version?"
 
@@ -95,7 +95,7 @@ def test_wrong_value_error_suggests_a_valid_value(
     assert refusal(command, argv, capsys) == f"{command}: error: {said}"
 
 
-def test_every_new_name_is_a_flag_of_a_command() -> None:
+def test_replacements_are_existing_flags() -> None:
     """A rename of a rename must not leave a line that names a flag that is gone."""
     flags = {flag for command in COMMANDS for action in parser_of(command)._actions for flag in action.option_strings}
     named = {flag for text in FLAGS.values() for flag in re.findall(r"--[\w-]+", text)}
@@ -120,7 +120,7 @@ ONLY_ON_USE = {
 }
 
 
-def test_help_imports_no_library_that_only_the_work_needs() -> None:
+def test_help_imports_no_heavy_library() -> None:
     helped = [*PROGRAMS, *COMMANDS]
     code = f"COMMANDS, HEAVY = {helped}, {ONLY_ON_USE}{HELPED}"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

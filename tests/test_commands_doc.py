@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtape.__main__ import OWN
+from kvtape.__main__ import KVTAPE_COMMANDS
 from kvtape.completion import PROGRAMS, commands, parser_of
 from scripts.commands_page import PAGE, examples_of, flags_of, page
 from tests.doccommands import PAGES, ROOT, USER_PAGES, is_known, lines, without_config
@@ -40,8 +40,8 @@ def command_lines(text: str) -> Iterator[list[str]]:
         lexer.whitespace_split = True
         for operator, words in groupby(lexer, key=lambda word: re.fullmatch(r"[;&|<>]+", word) is not None):
             named = list(dropwhile(lambda word: word in ("sudo", "kvtape"), words))
-            if not operator and named[:1] and named[0] in (*PROGRAMS, *OWN) and not UNSAID & set(named):
-                yield ["kvtape", *named] if named[0] in OWN else named
+            if not operator and named[:1] and named[0] in (*PROGRAMS, *KVTAPE_COMMANDS) and not UNSAID & set(named):
+                yield ["kvtape", *named] if named[0] in KVTAPE_COMMANDS else named
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -132,7 +132,7 @@ def test_packages_of_compiled_modules() -> None:
         assert "import tracefile.compiled " in (package / "__init__.py").read_text(), package
 
 
-def test_modules_compile_where_no_library_is_installed() -> None:
+def test_modules_compile_without_installed_libraries() -> None:
     # As in the isolated environment of pip and uv: an error of mypy there leaves every installation uncompiled.
     (options,) = re.findall(r"^OPTIONS = (.*)$", (ROOT / "setup.py").read_text(), re.MULTILINE)
     words = ["-m", "mypy", "--cache-dir", os.devnull, "--no-site-packages", *ast.literal_eval(options)]

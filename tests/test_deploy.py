@@ -94,14 +94,14 @@ def test_image_is_not_root_and_has_a_health_check() -> None:
     assert {str(port), "8001"} <= set(re.search(r"^EXPOSE (.*)$", text, re.MULTILINE)[1].split())  # type: ignore[index]
 
 
-def test_compose_runs_the_tap_read_only_and_lets_it_finish() -> None:
+def test_compose_file() -> None:
     container = compose_tap()
     args = parsed([*image_arguments(), *container["command"]], "compose.yaml")
     assert container["read_only"] is True
     assert seconds(container["stop_grace_period"]) > args.drain_s + FINISH_S
 
 
-def test_the_sidecar_is_probed_on_its_admin_port_and_has_time_to_finish() -> None:
+def test_kubernetes_sidecar() -> None:
     container = sidecar()
     args = parsed([*image_arguments(), *container["args"]], "sidecar.yaml")
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -171,7 +171,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")
-def test_each_alert_fires_on_its_fault_and_on_nothing_else() -> None:
+def test_alerts_fire_on_their_faults_only() -> None:
     command = ["promtool", "test", "rules", "alerts_test.yaml"]
     done = subprocess.run(command, cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -149,7 +149,7 @@ def test_folders_import_only_lower_folders(room: str) -> None:
         assert not above, f"{module} in {folder}/ imports {sorted(above)} of a higher floor"
 
 
-def test_no_folder_and_no_module_is_in_a_cycle() -> None:
+def test_imports_have_no_cycle() -> None:
     imports = module_imports()
     folders: dict[str, set[str]] = defaultdict(set)
     for module, names in imports.items():
@@ -164,7 +164,7 @@ def test_replay_imports_only_sending_from_loadgen() -> None:
         assert used <= REPLAY_USES, f"{path.relative_to(ROOT)} imports {sorted(used - REPLAY_USES)} of loadgen"
 
 
-def test_the_simulator_has_no_network_no_event_loop_and_no_clock() -> None:
+def test_simulator_imports_no_network_event_loop_or_clock() -> None:
     for path in sources("sim"):
         if "serving" in path.parts:
             continue

@@ -85,7 +85,7 @@ def test_commands_never_overwrite_an_input(name: str, name_of: Callable[[Path], 
     assert trace.read_text() == text
 
 
-def test_a_segment_or_a_manifest_of_a_folder_is_an_input(tmp_path: Path) -> None:
+def test_segments_and_manifests_are_inputs(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"t-00000{number}.jsonl").write_text(lines().replace('"r0"', f'"r0{number}"'))
     there = sorted(tmp_path.iterdir())
@@ -129,7 +129,7 @@ def test_failed_conversion_keeps_the_old_file(name: str, tmp_path: Path) -> None
     assert out.stat().st_mode & 0o777 == 0o640
 
 
-def test_a_page_replaces_pages_only(tmp_path: Path) -> None:
+def test_page_overwrites_pages_only(tmp_path: Path) -> None:
     trace, page = tmp_path / "t.jsonl", tmp_path / "page.html"
     trace.write_text(lines())
     with pytest.raises(InputError, match="already exists and is not an HTML page"):

@@ -30,21 +30,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_page_runs(folder: Path, sim_server: str) -> None:
+def test_python_page_runs(folder: Path, sim_server: str) -> None:
     names: dict[str, Any] = {}
     for code, expected in BLOCKS:
         told = io.StringIO()
         with contextlib.redirect_stdout(told):
             exec(compile(code.replace("http://127.0.0.1:8000", sim_server), "docs/python.md", "exec"), names)
         assert not expected or told.getvalue() == expected
-    assert [row.kind for row in names["found"].points] == ["measured", "capture", "scenario", "scenario"]
+    assert [row.kind for row in names["grid"].points] == ["measured", "capture", "scenario", "scenario"]
     # A run's own ending has the same numbers, but for the cache's size, which takes a compiler to count.
     again = kvtape.measure_trace("load.jsonl.zst")
     assert names["load"].metrics == msgspec.structs.replace(again, cache=None)
     assert (folder / "survival.html").stat().st_size > 10_000
 
 
-def test_the_query_runs_in_duckdb(folder: Path) -> None:
+def test_duckdb_query_runs(folder: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
     (folder / "captured.jsonl.zst").symlink_to(CAPTURE)
     by_turn = duckdb.sql(QUERIES[0]).fetchall()
@@ -56,7 +56,7 @@ def test_the_query_runs_in_duckdb(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_a_frame_has_a_row_a_request(library: Any) -> None:
+def test_data_frame_has_a_row_per_request(library: Any) -> None:
     pytest.importorskip(library)
     frame, run = kvtape.read_frame(CAPTURE, library), kvtape.read_run(CAPTURE)
     assert list(frame["request_id"]) == run.request_ids
@@ -64,7 +64,7 @@ def test_a_frame_has_a_row_a_request(library: Any) -> None:
     assert set(frame["status"]) == {"ok"}
 
 
-def test_the_import_is_light_and_every_name_is_there() -> None:
+def test_import_is_light_and_complete() -> None:
     heavy = ("numpy", "scipy", "plotly", "numba", "msgspec", "measure", "loadgen", "sim", "report")
     code = f"import kvtape, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -75,7 +75,7 @@ def test_the_import_is_light_and_every_name_is_there() -> None:
         kvtape.run_loads  # noqa: B018 - the lookup is the test
 
 
-def test_keywords_become_flags() -> None:
+def test_keywords_are_flags() -> None:
     flags: dict[str, Any] = {"group_size": 8, "cold_prompts": True, "json": False, "model": None}
     words = flag_words({**flags, "slo": ["a<=1", "b<=2"], "rate": 0.5, "output": Path("a b.jsonl")})
     assert words == [
@@ -87,7 +87,7 @@ def test_keywords_become_flags() -> None:
 def test_python_errors_equal_command_errors(tmp_path: Path) -> None:
     with pytest.raises(kvtape.InputError, match=r"^--paralel: .*did you mean --parallel\?"):
         kvtape.run_load("http://127.0.0.1:1", tmp_path / "t.jsonl", paralel=8)
-    with pytest.raises(kvtape.InputError, match="num_gpu_block: no setting of the engine; expected num_gpu_blocks"):
+    with pytest.raises(kvtape.InputError, match="num_gpu_block: not an engine setting; expected num_gpu_blocks"):
         kvtape.forecast(CAPTURE, "model.json", [kvtape.Scenario({"num_gpu_block": 600})])
     with pytest.raises(kvtape.InputError, match="bootstrap: -1; expected 0 or more"):
         kvtape.fit_model([CAPTURE], "model.json", bootstrap=-1)

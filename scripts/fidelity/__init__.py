@@ -1,1 +1,1 @@
-"""Forecasts held to captures of real engines."""
+"""Forecasts compared with captures of real engines."""

@@ -1,12 +1,12 @@
-"""Forecasts held to captures of real engines: capture a round, then judge forecasts of what no fit saw.
+"""Forecasts compared with captures of real engines: capture a round, then evaluate forecasts of unseen loads.
 
     python -m scripts.fidelity capture out/128x2 --model 128x2                # vLLM on this machine's CPU
     python -m scripts.fidelity capture out/gpu --engine vllm-gpu --model 4096x36 --wheels wheels --budget 25m
-    python -m scripts.fidelity evaluate out/128x2 out/gpu                        # from the files, without an engine
-    python -m scripts.fidelity evaluate data/captures/*/                         # those of docs/dev/results.md
+    python -m scripts.fidelity evaluate out/128x2 out/gpu                        # from files, without an engine
+    python -m scripts.fidelity evaluate data/captures/*/                         # the rounds of docs/dev/results.md
 
-A capture that is complete is kept, also after Ctrl-C: the same command goes on with those that are left. None begins
-that the budget has no room for. docs/dev/gpu.md describes a machine with a GPU.
+Complete captures are kept after Ctrl-C: the same command continues with the missing captures. No capture begins that
+would exceed the budget. docs/dev/gpu.md describes a machine with a GPU.
 """
 
 import argparse
@@ -25,19 +25,19 @@ SITE = Path.home() / ".cache" / "kvtape" / "wheels"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    actions = made.add_subparsers(dest="action", required=True)
+    """Return the parser of the command line."""
+    root = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = root.add_subparsers(dest="action", required=True)
     capture = actions.add_parser("capture")
-    capture.add_argument("folder", type=Path, help="of the round, with what is there already")
+    capture.add_argument("folder", type=Path, help="folder of the round; existing captures are kept")
     capture.add_argument("--engine", choices=["vllm", "vllm-gpu", "sglang", "sim"], default="vllm")
     capture.add_argument("--model", default="128x2", help="hidden x layers (default: %(default)s; Qwen3-8B: 4096x36)")
-    capture.add_argument("--wheels", type=Path, metavar="DIR", help="install these first (default: none)")
-    capture.add_argument("--budget", metavar="TIME", help="of this command (default: none)")
+    capture.add_argument("--wheels", type=Path, metavar="DIR", help="wheels to install first (default: none)")
+    capture.add_argument("--budget", metavar="TIME", help="time limit of this command (default: none)")
     evaluate = actions.add_parser("evaluate")
-    evaluate.add_argument("folders", type=Path, nargs="+", help="of rounds")
-    evaluate.add_argument("--out", type=Path, default=Path("out/judged"), help="default: %(default)s")
-    return made
+    evaluate.add_argument("folders", type=Path, nargs="+", help="folders of rounds")
+    evaluate.add_argument("--out", type=Path, default=Path("out/evaluated"), help="default: %(default)s")
+    return root
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,18 +60,18 @@ def _capture(args: argparse.Namespace, began_s: float) -> int:
         ends_s = float("inf") if args.budget is None else began_s + duration(args.budget)
     except argparse.ArgumentTypeError as error:
         parser().error(f"--budget: {error}")
-    # An engine on the CPU has a core to itself; everything else shares the other.
+    # An engine on the CPU has its own core; everything else shares the other.
     with nullcontext() if args.engine == "vllm-gpu" else on_core(measuring_cores()[0]):
-        left = capture_round(args.engine, args.folder.resolve(), int(shape[1]), int(shape[2]), ends_s)
-    print(f"{left} captures are left: the same command goes on" if left else "all captures are made")
+        remaining = capture_round(args.engine, args.folder.resolve(), int(shape[1]), int(shape[2]), ends_s)
+    print(f"{remaining} captures are missing: run the command again" if remaining else "all captures are complete")
     return 0
 
 
 def install_wheels(wheels: Path) -> None:
-    """Install a folder's wheels, without a network, before this Python's packages, whose torch stays in use."""
+    """Install wheels without a network, ahead of this Python's packages; its torch is still used."""
     files = sorted(wheels.glob("*.whl"))
     if not files:
-        sys.exit(f"--wheels {wheels}: no wheel; expected *.whl")
+        sys.exit(f"--wheels {wheels}: no wheels; expected *.whl")
     done, names = SITE / "ready", "\n".join(file.name for file in files)
     if not done.exists() or done.read_text() != names:
         print(f"Installing {len(files)} wheels into {SITE} (once) ...", flush=True)

@@ -1,4 +1,4 @@
-"""Make the captures of a round that are missing, one after another, each kept with its manifest once it is complete."""
+"""Capture the missing loads of a round; each complete capture has a manifest."""
 
 import contextlib
 import math
@@ -22,26 +22,26 @@ from scripts.processes import free_port
 from tracefile.files.reading import load_trace
 
 START_S, BETWEEN_S, UNKNOWN_S = 60.0, 5.0, 90.0
-"""Of an engine; between captures; of a load that was not captured yet."""
+"""Start time of an engine; time between captures; expected time of a load without captures."""
 CONTEXT = 16384
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Provenance of a capture, written once its trace is complete."""
+    """Provenance of a capture, written when its trace is complete."""
 
     command: str
-    """loadgen's or replay's, as a user would type it."""
+    """Command line of loadgen or replay."""
     engine_version: str
     kvtape_commit: str
     machine: str
     began_utc: str
     wall_s: float
     load_average: float
-    """Of the minute before it began."""
-    others_share: float
-    """Share of all cores that processes of others used meanwhile; the engine counts as one."""
+    """Load average of the minute before the capture."""
+    other_share: float = msgspec.field(name="others_share")
+    """Share of all cores used by other processes, the engine included."""
     preemptions: int
-    """Of this capture, by the engine's own count."""
+    """Preemptions during this capture, reported by the engine."""
     requests: int
 
 
@@ -54,7 +54,7 @@ def manifest_path(folder: Path, capture: Capture) -> Path:
 
 
 def read_manifest(folder: Path, capture: Capture) -> Manifest | None:
-    """Return a capture's manifest; null: it was never finished."""
+    """Return the manifest of a capture; None: the capture is incomplete."""
     path = manifest_path(folder, capture)
     if not path.exists() or not trace_path(folder, capture).exists():
         return None
@@ -62,24 +62,24 @@ def read_manifest(folder: Path, capture: Capture) -> Manifest | None:
 
 
 def capture_round(kind: EngineKind, folder: Path, hidden: int, layers: int, ends_s: float = math.inf) -> int:
-    """Size a round to an engine, unless that was done before, and make its captures; return how many are left.
+    """Size a round for an engine, unless it is sized, and run its captures; return the number of missing captures.
 
-    ``ends_s``: of the monotonic clock; no capture begins that would last longer.
+    ``ends_s``: deadline on the monotonic clock; no capture begins that would exceed it.
     """
     work = Workspace(folder / "work")
-    made = read_round(folder)
-    if made is None:
+    sized = read_round(folder)
+    if sized is None:
         with engine(kind, work, hidden, layers, prefix_caching=True) as url:
-            made = _sized(kind, url)
-            write_round(folder, made)
-            first = [capture for capture in made.captures() if capture.prefix_caching]
-            Bench(kind, url, folder, made).capture_each(first, ends_s)
-    for prefix_caching, group in groupby(made.captures(), key=lambda capture: capture.prefix_caching):
+            sized = _sized(kind, url)
+            write_round(folder, sized)
+            first = [capture for capture in sized.captures() if capture.prefix_caching]
+            Bench(kind, url, folder, sized).capture_each(first, ends_s)
+    for prefix_caching, group in groupby(sized.captures(), key=lambda capture: capture.prefix_caching):
         missing = [capture for capture in group if read_manifest(folder, capture) is None]
-        if missing and time.monotonic() + START_S + expected_s(folder, made, missing[0]) <= ends_s:
+        if missing and time.monotonic() + START_S + expected_s(folder, sized, missing[0]) <= ends_s:
             with engine(kind, work, hidden, layers, prefix_caching=prefix_caching) as url:
-                Bench(kind, url, folder, made).capture_each(missing, ends_s)
-    return sum(read_manifest(folder, capture) is None for capture in made.captures())
+                Bench(kind, url, folder, sized).capture_each(missing, ends_s)
+    return sum(read_manifest(folder, capture) is None for capture in sized.captures())
 
 
 def _sized(kind: EngineKind, url: str) -> Round:
@@ -90,32 +90,32 @@ def _sized(kind: EngineKind, url: str) -> Round:
     return sized_round(probe, scheduler_of(kind), cache_tokens, reported.max_model_len or CONTEXT)
 
 
-def expected_s(folder: Path, made: Round, capture: Capture) -> float:
-    """Longest of the captures of this load so far, and what is between two; unknown: a guess."""
-    same = [one for one in made.captures() if one.load == capture.load]
-    walls_s = [manifest.wall_s for one in same if (manifest := read_manifest(folder, one)) is not None]
+def expected_s(folder: Path, sized: Round, capture: Capture) -> float:
+    """Return the longest time of the load's captures plus the time between captures; a default without captures."""
+    same = [other for other in sized.captures() if other.load == capture.load]
+    walls_s = [manifest.wall_s for other in same if (manifest := read_manifest(folder, other)) is not None]
     return BETWEEN_S + max(walls_s, default=UNKNOWN_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A started engine and the round that is captured on it."""
+    """A running engine and the round that is captured on it."""
 
     kind: EngineKind
     url: str
     folder: Path
-    made: Round
+    sized: Round
 
     def capture_each(self, captures: Sequence[Capture], ends_s: float) -> None:
         for capture in captures:
-            if time.monotonic() + expected_s(self.folder, self.made, capture) > ends_s:
+            if time.monotonic() + expected_s(self.folder, self.sized, capture) > ends_s:
                 return
             manifest = self.capture(capture)
             encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
             manifest_path(self.folder, capture).write_bytes(encoded + b"\n")
 
     def capture(self, capture: Capture) -> Manifest:
-        """Make one capture; what an interrupted run left of it is replaced."""
+        """Run a capture; an incomplete trace is replaced."""
         work, trace = Workspace(self.folder / "work"), trace_path(self.folder, capture)
         trace.unlink(missing_ok=True)
         work.empty_cache(self.url)
@@ -131,13 +131,13 @@ class Bench:
             began_utc=began.isoformat(timespec="seconds"),
             wall_s=round(conditions.seconds, 1),
             load_average=round(conditions.load_before, 2),
-            others_share=round(conditions.others_share, 4),
+            other_share=round(conditions.other_share, 4),
             preemptions=self.preemptions() - preempted,
             requests=len(load_trace(trace)[1]),
         )
 
     def replay(self, work: Workspace, capture: Capture, trace: Path) -> Command:
-        """Send the warm capture again, with other tokens in every prompt."""
+        """Replay the warm capture with different tokens in every prompt."""
         sessions = ["--replay-sessions"] if capture.load.startswith("session") else []
         source = trace_path(self.folder, Capture(capture.load))
         command: Command = ["replay", source, "--url", self.url, "--cold-prompts", *sessions, "-o", trace]
@@ -145,8 +145,8 @@ class Bench:
         return command
 
     def send(self, work: Workspace, capture: Capture, trace: Path) -> Command:
-        """Send the load through a tap in front of the engine."""
-        address, flags = f"127.0.0.1:{free_port()}", self.made.loads[capture.load].split()
+        """Send the load through a tap to the engine."""
+        address, flags = f"127.0.0.1:{free_port()}", self.sized.loads[capture.load].split()
         tap: Command = ["tap", "--upstream", self.url, "--listen", address, "-o", trace, "--tokenizer", "ids"]
         with work.serving(f"{capture.name} tap", tap, f"http://{address}") as tap_url:
             client = work.path(f"{capture.name}-client.jsonl.zst")
@@ -154,12 +154,12 @@ class Bench:
         return ["loadgen", "--url", "$TAP", *flags]
 
     def preemptions(self) -> int:
-        """Preemptions since the engine's start, by its own count; SGLang's is not there before the first."""
+        """Return the preemptions that the engine reports since its start; SGLang reports none before the first."""
         return round(facts(self.url).gauges.get("preemptions", 0.0))
 
 
 def _commit() -> str:
-    """Return the version of this code, with a mark if it was changed since."""
+    """Return the commit of kvtape, marked if the working tree has changes."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     with contextlib.suppress(FileNotFoundError):  # a machine without git
         result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The engines under study: a real vLLM or SGLang, or the embedded engine."""
+"""Engines of a round: a real vLLM or SGLang, or the embedded engine."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,18 +12,18 @@ from scripts.job import Workspace
 from scripts.processes import free_port
 
 EngineKind = Literal["vllm", "vllm-gpu", "sglang", "sim"]
-"""A real engine on this machine's CPU or GPU, or the embedded one."""
+"""A real engine on this machine's CPU or GPU, or the embedded engine."""
 SGLANG_KV_TOKENS, SGLANG_STEP_TOKENS = 200_000, 8192
 SGLANG_FLAGS = (
     *("--page-size", str(vllm_engine.BLOCK_SIZE), "--max-total-tokens", str(SGLANG_KV_TOKENS)),
     *("--max-running-requests", "32", "--chunked-prefill-size", str(SGLANG_STEP_TOKENS)),
     *("--dtype", vllm_engine.fastest_dtype(), "--disable-overlap-schedule"),
 )
-"""Pages of as many tokens as vLLM's blocks; a prompt is computed in one step."""
+"""Pages of the size of vLLM's blocks; a prompt is computed in one step."""
 
 
 def scheduler_of(kind: EngineKind) -> tuple[str, ...]:
-    """Flags of ``sim`` for the engine's scheduler, which it does not report."""
+    """Return the flags of ``sim`` for scheduler settings that the engine does not report."""
     if kind == "sglang":
         step = ("--max-num-seqs", "32", "--max-num-batched-tokens", str(SGLANG_STEP_TOKENS))
         return (*step, "--num-gpu-blocks", str(SGLANG_KV_TOKENS // 32 + 1), "--no-async-scheduling")
@@ -32,7 +32,7 @@ def scheduler_of(kind: EngineKind) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def engine(kind: EngineKind, work: Workspace, hidden: int, layers: int, *, prefix_caching: bool) -> Iterator[str]:
-    """An engine of a model of ``hidden`` × ``layers`` for the length of the ``with`` block; gives its URL."""
+    """Run an engine with a model of ``hidden`` × ``layers`` within the ``with`` block and yield its URL."""
     print(f"\n── engine: starting {kind} (a minute or more), prefix caching {prefix_caching}", flush=True)
     shape = vllm_engine.ModelShape(hidden, layers)
     if kind == "sim":
@@ -57,6 +57,6 @@ def engine(kind: EngineKind, work: Workspace, hidden: int, layers: int, *, prefi
 
 
 def facts(url: str) -> EngineFacts:
-    """Settings and counters that a running engine reports."""
+    """Return the settings and counters that a running engine reports."""
     with ControlClient(url) as control:
         return control.facts()

@@ -1,6 +1,6 @@
-"""Forecasts from a round's files alone: fit on the calibrations, forecast every gate, hold each to what was captured.
+"""Evaluation of a round from its files: fit on the calibrations, forecast every gate, compare with its captures.
 
-Takes minutes and needs no engine, so it is done again whenever the simulator changes.
+Takes minutes and needs no engine, so it can be repeated after every change of the simulator.
 """
 
 import json
@@ -20,7 +20,7 @@ from scripts.processes import CORES
 LEVELS = ("p50", "p90", "p99")
 WARM_WAYS: tuple[Way, ...] = ("warm", "small")
 COLD_WAYS: tuple[Way, ...] = ("uncached", "cold-replayed")
-"""Cold captures are forecast from the warm one, as a what-if is."""
+"""Cold captures are forecast from the warm capture, like a what-if."""
 REPEATS: dict[Way, tuple[Way, ...]] = {"warm": ("again", "again-2"), "uncached": ("uncached-again",)}
 LIMITS = {"p50": 0.05, "p90": 0.10, "p99": 0.15}
 """Goals for the median |error| of TTFT quantiles below saturation."""
@@ -28,31 +28,31 @@ MIN_CELL = 20
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Cohort of a gate in one way."""
+    """Errors of a cohort of a gate."""
 
     round: str
     gate: str
     cohort: str
     n: int
     cached_exact: float | None
-    """Share of requests whose cached tokens the forecast has exactly."""
+    """Share of requests with equal cached tokens."""
     saturated: bool
     errors: dict[str, float | None]
-    """(forecast − captured) / captured of TTFT by level; null: beyond the longest TTFT seen."""
+    """(forecast − captured) / captured of TTFT by level; null: beyond the longest captured TTFT."""
     inside: dict[str, bool | None]
     """Whether the captured quantile is inside the forecast's 90 % band."""
 
 
 def evaluate_round(folder: Path, out: Path) -> list[Cell]:
-    """Fit the round's model and judge every gate that was captured."""
+    """Fit the round's latency model and evaluate every captured gate."""
     work = Workspace(out / folder.name)
     work.directory.mkdir(parents=True, exist_ok=True)
     names = [path.name.removesuffix(".jsonl.zst") for path in sorted(folder.glob("*.jsonl.zst"))]
     captures = {capture.name: capture for capture in map(capture_named, names)}
     calibrations = [folder / f"{name}.jsonl.zst" for name in captures if name.startswith("calibration")]
-    made = read_round(folder) or Round(loads={})
+    sized = read_round(folder) or Round(loads={})
     model = work.path("model.json")
-    work.run("fit", ["sim", "calibrate", *calibrations, *made.scheduler, "--overwrite", "-o", model])
+    work.run("fit", ["sim", "calibrate", *calibrations, *sized.scheduler, "--overwrite", "-o", model])
     gates = [
         capture
         for capture in captures.values()
@@ -62,14 +62,14 @@ def evaluate_round(folder: Path, out: Path) -> list[Cell]:
     def evaluate(capture: Capture) -> list[Cell]:
         return list(_cells(folder.name, capture, _validated(folder, work, model, capture, captures)))
 
-    with ThreadPoolExecutor(len(CORES) or 1) as pool:  # each waits for its command
+    with ThreadPoolExecutor(len(CORES) or 1) as pool:  # each thread waits for its command
         return [cell for cells in pool.map(evaluate, gates) for cell in cells]
 
 
 def _validated(
     folder: Path, work: Workspace, model: Path, capture: Capture, captures: dict[str, Capture]
 ) -> dict[str, Any]:
-    """Return the object of ``sim validate --json``."""
+    """Run ``sim validate`` and return its JSON object."""
     repeats = [Capture(capture.load, way).name for way in REPEATS.get(capture.way, ())]
     repeats = [name for name in repeats if name in captures]
     if capture.way in COLD_WAYS:
@@ -81,41 +81,41 @@ def _validated(
     output = work.path(f"{capture.name}.json")
     command = [*command, "--latency-model", model, *flags, "--json"]
     work.run(capture.name, command, stdout=output, accept=(0, 1, 3))
-    found: dict[str, Any] = json.loads(output.read_bytes())
-    return found
+    result: dict[str, Any] = json.loads(output.read_bytes())
+    return result
 
 
-def _cells(round_name: str, capture: Capture, found: dict[str, Any]) -> Iterator[Cell]:
-    """Yield the cohorts that are large enough."""
+def _cells(round_name: str, capture: Capture, result: dict[str, Any]) -> Iterator[Cell]:
+    """Yield the cohorts with at least ``MIN_CELL`` requests."""
     label = "cold-predicted" if capture.way in COLD_WAYS else "predicted"
-    pair = found["pairs"][label]
+    pair = result["pairs"][label]
     for cohort in ("turn1", "turns2+") if capture.load.startswith("session") else ("all",):
-        judged = pair["cohorts"].get(cohort)
-        if judged is None or judged["ttft"]["n_truth"] < MIN_CELL:
+        cell = pair["cohorts"].get(cohort)
+        if cell is None or cell["ttft"]["n_truth"] < MIN_CELL:
             continue
-        levels = {level: judged["ttft"].get(level) or {} for level in LEVELS}
+        levels = {level: cell["ttft"].get(level) or {} for level in LEVELS}
         yield Cell(
             round=round_name,
             gate=capture.name,
             cohort=cohort,
-            n=judged["ttft"]["n_truth"],
-            cached_exact=judged["cached"]["exact_share"],
-            saturated=found["forecasts"][label]["saturated"],
-            errors={level: one.get("signed_error") for level, one in levels.items()},
-            inside={level: one.get("inside_band") for level, one in levels.items()},
+            n=cell["ttft"]["n_truth"],
+            cached_exact=cell["cached"]["exact_share"],
+            saturated=result["forecasts"][label]["saturated"],
+            errors={level: value.get("signed_error") for level, value in levels.items()},
+            inside={level: value.get("inside_band") for level, value in levels.items()},
         )
 
 
 def tables(cells: Sequence[Cell]) -> str:
-    """Return the goals and a row for each cell, in Markdown."""
+    """Return Markdown tables of goals and cells."""
     goals = []
     below = [cell for cell in cells if not cell.saturated]
     for level, limit in LIMITS.items():
         errors = [abs(error) for cell in below if (error := cell.errors[level]) is not None]
-        inside = [held for cell in below if (held := cell.inside[level]) is not None]
-        middle, worst = (median(errors), max(errors)) if errors else (0.0, 0.0)
+        inside = [value for cell in below if (value := cell.inside[level]) is not None]
+        median_error, worst = (median(errors), max(errors)) if errors else (0.0, 0.0)
         coverage = f"{sum(inside)} of {len(inside)}"
-        goals.append([level, f"{middle:.1%}", f"{worst:.1%}", coverage, "yes" if middle <= limit else "NO"])
+        goals.append([level, f"{median_error:.1%}", f"{worst:.1%}", coverage, "yes" if median_error <= limit else "NO"])
     rows = [
         [
             f"{cell.round} {cell.gate}",

@@ -1,7 +1,7 @@
-"""Loads of a round: three calibrations, which the model is fitted on, and gates that no fit sees, sized to an engine.
+"""Loads of a round, sized for an engine: three calibrations to fit on, and gates that no fit uses.
 
-A short probe of the idle engine gives its speed; rates are such that its cold cache keeps up. The loads of a round are
-kept in ``loads.json`` beside its captures, so that an interrupted round goes on with the same.
+A short probe of the idle engine measures its speed; rates are below saturation without prefix hits. ``loads.json``
+beside the captures has the loads, so that an interrupted round continues with the same loads.
 """
 
 import time
@@ -19,11 +19,10 @@ from loadgen.loadflags import parse_config
 from loadgen.plan.stages import round_of
 
 Way = Literal["warm", "again", "again-2", "cold-replayed", "uncached", "uncached-again", "small", "replayed"]
-"""How a load meets the engine: from an emptied cache; the same once or twice more (A/A); its capture replayed with
-other tokens in every prompt; with prefix caching off, once or twice. Earlier rounds have a pool too small for the load
-and plain replays too."""
+"""Conditions of a capture: empty cache; repeated once or twice (A/A); replayed with different tokens in every prompt;
+with prefix caching off, once or twice. Earlier rounds also have a small pool and plain replays."""
 SCHEDULER = ("--max-num-seqs", "32", "--max-num-batched-tokens", "2048")
-"""vLLM reports neither; scripts/vllm_engine.py starts it so."""
+"""Settings of scripts/vllm_engine.py, which vLLM does not report."""
 GATES = "session-fast poisson-long burst"
 ORDER = (
     f"warm: calibration-1 {GATES}",
@@ -35,13 +34,13 @@ ORDER = (
     f"uncached: {GATES}",
     f"uncached-again: {GATES}",
 )
-"""The most valuable first: with the first two lines alone there is a forecast to judge, warm and cold."""
+"""Most important first: after the first two lines, a warm and a cold forecast can be evaluated."""
 COLD_UTILIZATION = 0.6
-"""Of each load without its cache, by the probe: below saturation."""
+"""Utilization of each load without prefix hits, by the probe."""
 SHORT, LONG, OUTPUTS, AT_ONCE, REPEATS = 64, 8192, 64, 16, 3
 BURST_EVERY_S, BURST_S, SESSIONS_S, TURNS = 8.0, 0.01, 60, 5
 COLD_SESSION, COLD_SINGLE, ANSWER = 10_600, 2_270, 40
-"""Tokens of a middle prompt and output of the session gate and of the others."""
+"""Tokens of a typical prompt and output of the session gate and of the other gates."""
 LONGEST_PROMPT = 24_000
 SEED = 300
 
@@ -58,22 +57,22 @@ class Capture(msgspec.Struct, frozen=True):
 
     @property
     def prefix_caching(self) -> bool:
-        """Whether the engine that it needs has a prefix cache."""
+        """The capture needs an engine with prefix caching."""
         return not self.way.startswith("uncached")
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of an idle engine, ms."""
+    """Latencies of an idle engine, in ms."""
 
     short_ms: float
-    """Of a cold prompt of ``SHORT`` tokens with one output token."""
+    """E2E latency of a cold prompt of ``SHORT`` tokens with one output token."""
     long_ms: float
-    """Of one of ``LONG`` tokens."""
+    """E2E latency of a cold prompt of ``LONG`` tokens with one output token."""
     output_ms: float
-    """Of one output token, ``AT_ONCE`` requests being generated at once: their time over all their tokens."""
+    """Time per output token with ``AT_ONCE`` concurrent requests: total time over all tokens."""
 
     def service_ms(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Engine time of one request, cold."""
+        """Return the engine time of a cold request, in ms."""
         per_token_ms = max(self.long_ms - self.short_ms, 0.0) / (LONG - SHORT)
         return self.short_ms + prompt_tokens * per_token_ms + output_tokens * self.output_ms
 
@@ -82,12 +81,12 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """Content of ``loads.json``."""
 
     loads: dict[str, str]
-    """Flags of loadgen by load."""
+    """loadgen flags by load."""
     order: tuple[str, ...] = ORDER
     scheduler: tuple[str, ...] = SCHEDULER
 
     def captures(self) -> list[Capture]:
-        """All captures, the most valuable first."""
+        """Return all captures, most important first."""
         lines = [line.partition(": ") for line in self.order]
         return [Capture(load, as_way(way)) for way, _, loads in lines for load in loads.split()]
 
@@ -104,18 +103,18 @@ def capture_named(name: str) -> Capture:
 
 
 def read_round(folder: Path) -> Round | None:
-    """Return the round of a folder; null: none was sized."""
+    """Return the round of a folder; None: not sized yet."""
     path = folder / "loads.json"
     return msgspec.json.decode(path.read_bytes(), type=Round) if path.exists() else None
 
 
-def write_round(folder: Path, made: Round) -> None:
+def write_round(folder: Path, sized: Round) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "loads.json").write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
+    (folder / "loads.json").write_bytes(msgspec.json.format(msgspec.json.encode(sized), indent=1) + b"\n")
 
 
 def probe_engine(url: str, model: str) -> Probe:
-    """Measure an idle engine, in seconds."""
+    """Measure the latency of an idle engine."""
     draws = np.random.default_rng(SEED)
 
     def completed_ms(prompt_tokens: int, output_tokens: int = 1) -> float:
@@ -135,7 +134,7 @@ def probe_engine(url: str, model: str) -> Probe:
 
 
 def sized_round(probe: Probe, scheduler: Sequence[str], cache_tokens: int, context: int) -> Round:
-    """Return calibrations and gates for an engine of this speed and size."""
+    """Return calibrations and gates for an engine with this speed and cache size."""
     session_ms, single_ms = (probe.service_ms(tokens, ANSWER) for tokens in (COLD_SESSION, COLD_SINGLE))
     at_once = int(scheduler[scheduler.index("--max-num-seqs") + 1])
     longest = min(LONGEST_PROMPT, context * 2 // 3, cache_tokens * 2 // 5)
@@ -149,7 +148,7 @@ def sized_round(probe: Probe, scheduler: Sequence[str], cache_tokens: int, conte
     loads |= {
         "session-fast": f"--pattern multiturn --turns {TURNS} --think 0.2s:1.0s --prefix-count 2 --prefix-tokens 10000 "
         f"--prompt-tokens 64:256 --output-tokens 16:64 --rate {sessions:g} --duration {SESSIONS_S}s --seed {SEED + 4}",
-        # 330 requests: the one p99 here that is not the slowest few.
+        # 330 requests: enough for p99.
         "poisson-long": f"--pattern poisson {single} --rate {singles:g} --number 330 --seed {SEED + 6}",
         "burst": f"{bursts(burst)} {single} --seed {SEED + 7}",
     }
@@ -157,14 +156,14 @@ def sized_round(probe: Probe, scheduler: Sequence[str], cache_tokens: int, conte
 
 
 def bursts(size: int) -> str:
-    """Flags of six bursts of about ``size`` requests at once."""
+    """Return loadgen flags of six bursts of about ``size`` requests."""
     starts = [BURST_EVERY_S * burst for burst in range(6)]
     rates = [f"{start:g}:{size / BURST_S:g},{start + BURST_S:g}:0" for start in starts]
     return f"--pattern series --rate-series {','.join([*rates, f'{6 * BURST_EVERY_S:g}:0'])}"
 
 
 def sessions_in_a_round(calibration: str) -> int:
-    """Sessions of every stage of a calibration load once."""
+    """Count the sessions of a round of the calibration load."""
     config = parse_config(["--url", "http://engine", "-o", "trace", "--pattern", "calibration", *calibration.split()])
     return sum(len(outline.sessions) for outline in round_of(config, 0))
 

@@ -1,1 +1,1 @@
-"""Programs that run in llama.cpp's own environment: its server, and the writer of its model."""
+"""Programs in llama.cpp's environment: its server, and the writer of its model."""

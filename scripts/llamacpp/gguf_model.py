@@ -2,8 +2,8 @@
 
     python gguf_model.py TOKENIZER_DIR CHAT_TEMPLATE_FILE OUT.gguf
 
-Runs in llama.cpp's own environment, with its packages gguf and numpy. The same arguments give the same bytes. The model
-generates whole characters only, as trained models nearly do: llama.cpp tells no id of a token within a character.
+Runs in llama.cpp's environment, with its packages gguf and numpy. Equal arguments give equal bytes. The model
+generates complete characters only, like trained models in most cases: llama.cpp omits ids of tokens within a character.
 """
 
 import json
@@ -17,16 +17,16 @@ import numpy as np
 HIDDEN = 128
 LAYERS = 2
 HEAD = 64  # dimensions of an attention head
-VOCABULARY = 129_280  # DeepSeek's, with the places that its tokenizer leaves empty
+VOCABULARY = 129_280  # DeepSeek's, including unused ids
 CONTEXT_TOKENS = 65_536
-# Byte-level BPE writes each byte of a token as a letter: printable bytes as themselves, the others from U+0100 on.
+# Byte-level BPE represents each byte of a token by a character: printable bytes unchanged, the rest from U+0100.
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
-BYTES = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + at): byte for at, byte in enumerate(OTHERS)}
+UNPRINTABLE = [byte for byte in range(256) if byte not in PRINTABLE]
+BYTES = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + index): byte for index, byte in enumerate(UNPRINTABLE)}
 
 
 def vocabulary(tokenizer: dict[str, Any]) -> tuple[list[str], list[int]]:
-    """Tokens and their types, by token id."""
+    """Return tokens and their types, by token id."""
     tokens = [f"[PAD{number}]" for number in range(VOCABULARY)]
     types = [gguf.TokenType.UNUSED] * VOCABULARY
     for word, number in tokenizer["model"]["vocab"].items():
@@ -38,7 +38,7 @@ def vocabulary(tokenizer: dict[str, Any]) -> tuple[list[str], list[int]]:
 
 
 def add_settings(writer: gguf.GGUFWriter, chat_template: str) -> None:
-    """Shape of the model, and its chat template."""
+    """Write the shape of the model, and its chat template."""
     writer.add_name("tiny-random")
     writer.add_context_length(CONTEXT_TOKENS)
     writer.add_embedding_length(HIDDEN)
@@ -56,7 +56,7 @@ def add_settings(writer: gguf.GGUFWriter, chat_template: str) -> None:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, tokens: list[str], types: list[int], merges: list[str | list[str]]) -> None:
-    """The tokenizer that the model carries."""
+    """Write the tokenizer of the model."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("deepseek-v3")
     writer.add_token_list(tokens)
@@ -68,7 +68,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokens: list[str], types: list[int], 
 
 
 def is_text(token: str, kind: int) -> bool:
-    """Return whether a token is text of whole characters."""
+    """Return whether a token is text of complete characters."""
     if kind != gguf.TokenType.NORMAL:
         return False
     try:
@@ -79,7 +79,7 @@ def is_text(token: str, kind: int) -> bool:
 
 
 def add_weights(writer: gguf.GGUFWriter, generated: list[bool]) -> None:
-    """Random matrices, and norms of ones; ``generated``: the tokens that have a chance to be sampled."""
+    """Write random matrices, and norms of 1; ``generated``: tokens that can be sampled."""
     random = np.random.default_rng(1)
     matrices = {"token_embd": (VOCABULARY, HIDDEN), "output": (VOCABULARY, HIDDEN)}
     norms = ["output_norm"]
@@ -100,7 +100,7 @@ def add_weights(writer: gguf.GGUFWriter, generated: list[bool]) -> None:
 
 
 def main(tokenizer_directory: str, chat_template: str, out: str) -> None:
-    """Write the model beside its place, then move it there whole."""
+    """Write the model to a temporary file, then rename it."""
     tokenizer = json.loads((Path(tokenizer_directory) / "tokenizer.json").read_text())
     partial = Path(out + ".partial")
     writer = gguf.GGUFWriter(partial, "llama")

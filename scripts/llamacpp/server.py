@@ -1,8 +1,8 @@
-"""Serve a GGUF model with llama.cpp's HTTP server, which the wheel xllamacpp carries compiled.
+"""Serve a GGUF model with llama.cpp's HTTP server from the wheel xllamacpp.
 
     python server.py MODEL.gguf PORT [--slots 4] [--no-slot-save-path] ...
 
-Runs in llama.cpp's own environment. Flags are named as those of ``llama-server``.
+Runs in llama.cpp's environment. Flags have the names of ``llama-server``.
 """
 
 import argparse
@@ -13,13 +13,13 @@ import xllamacpp
 
 
 def parsed() -> argparse.Namespace:
-    """Settings of the server: the port, and the few that a prefix cache depends on."""
+    """Parse the port and the settings of the prefix cache."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("port", type=int)
-    parser.add_argument("--parallel", type=int, default=4, help="slots: requests that run at a time, each with a cache")
-    parser.add_argument("--ctx-size", type=int, default=32_768, help="tokens of all slots together")
-    parser.add_argument("--cache-ram", type=int, default=8192, help="MiB of prompts kept in host memory; 0: none")
+    parser.add_argument("--parallel", type=int, default=4, help="slots: concurrent requests, each with a prompt cache")
+    parser.add_argument("--ctx-size", type=int, default=32_768, help="total tokens of all slots")
+    parser.add_argument("--cache-ram", type=int, default=8192, help="MiB of prompts in host memory; 0: none")
     parser.add_argument("--slot-prompt-similarity", type=float, default=None)
     parser.add_argument("--kv-unified", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--cache-idle-slots", action=argparse.BooleanOptionalAction, default=None)
@@ -29,7 +29,7 @@ def parsed() -> argparse.Namespace:
 
 
 def parameters(args: argparse.Namespace) -> "xllamacpp.CommonParams":
-    """The server's own settings: one compute thread, the loopback, no web page."""
+    """Return the settings of the server: one compute thread, loopback, no web page."""
     params = xllamacpp.CommonParams()
     params.model.path = args.model
     params.model_alias = {"tiny"}

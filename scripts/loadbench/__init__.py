@@ -1,1 +1,1 @@
-"""Parts of the load benchmark."""
+"""Clients and runs of the loadgen benchmark."""

@@ -1,4 +1,4 @@
-"""A load client as a competent user of aiohttp writes one: one session, streamed answers, a line kept per request."""
+"""Load client with aiohttp: one session, streamed responses, a line per request."""
 
 import asyncio
 import time
@@ -14,23 +14,23 @@ decode = msgspec.json.Decoder().decode
 
 
 async def send(session: aiohttp.ClientSession, url: str, body: bytes, number: int, out: TextIO) -> None:
-    """Send a request and read its response, event by event."""
+    """Send a request and read its events."""
     headers = {"Content-Type": "application/json", "X-Request-Id": f"r{number}"}
     read_ns: list[int] = []
-    rest = b""
+    partial = b""
     sent_ns = time.perf_counter_ns()
     async with session.post(url, data=body, headers=headers) as response:
         response.raise_for_status()
         async for data in response.content.iter_any():
             at_ns = time.perf_counter_ns()
-            *events, rest = (rest + data).split(b"\n\n")
+            *events, partial = (partial + data).split(b"\n\n")
             if sum(map(tokens_of, events)):
                 read_ns.append(at_ns)
     keep(out, f"r{number}", sent_ns, read_ns)
 
 
 def tokens_of(event: bytes) -> int:
-    """Number of tokens in an event."""
+    """Count the tokens in an event."""
     data = event.removeprefix(b"data: ")
     if data == b"[DONE]":
         return 0
@@ -39,7 +39,7 @@ def tokens_of(event: bytes) -> int:
 
 
 async def closed_loop(session: aiohttp.ClientSession, load: ClientLoad, out: TextIO) -> None:
-    """So many requests in flight until the time is over."""
+    """Keep ``parallel`` requests in flight until the time is over."""
     url, bodies = f"{load.url}/v1/completions", load.bodies()
     end_s = time.perf_counter() + load.duration_s
 
@@ -52,7 +52,7 @@ async def closed_loop(session: aiohttp.ClientSession, load: ClientLoad, out: Tex
 
 
 async def open_loop(session: aiohttp.ClientSession, load: ClientLoad, out: TextIO) -> None:
-    """Each request at its time."""
+    """Send each request at its planned time."""
     url, bodies = f"{load.url}/v1/completions", load.bodies()
     async with asyncio.TaskGroup() as tasks:
         for number, due_ns in enumerate(load.due_ns(time.perf_counter_ns())):

@@ -1,4 +1,4 @@
-"""Requests of the reference clients, and the line that each client keeps of a request."""
+"""Requests of the reference clients, and the log line of a request."""
 
 import json
 import random
@@ -10,11 +10,11 @@ from typing import TextIO
 import msgspec
 
 BODIES = 256
-"""Different prompts, made beforehand and sent in turn: making them is not what is measured here."""
+"""Number of different prompts, prepared before the run."""
 
 
 class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The load of one run: a client's command line, as JSON."""
+    """Load of a run: a client's command line, as JSON."""
 
     url: str
     out: str
@@ -22,7 +22,7 @@ class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None
     """Requests a second at equal gaps; null: closed loop."""
     parallel: int
-    """Requests in flight in a closed loop; connections opened before an open one."""
+    """Requests in flight in a closed loop; initial connections of an open loop."""
     prompt_tokens: int
     output_tokens: int
 
@@ -37,7 +37,7 @@ class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
         return open(self.out, "w")
 
     def due_ns(self, t0_ns: int) -> Iterator[int]:
-        """Absolute time of each request of an open loop."""
+        """Return the planned time of each request of an open loop."""
         assert self.rate is not None
         return (t0_ns + round(number * 1e9 / self.rate) for number in range(int(self.rate * self.duration_s)))
 
@@ -47,7 +47,7 @@ def read_load() -> ClientLoad:
 
 
 def keep(out: TextIO, request_id: str, sent_ns: int, read_ns: list[int]) -> None:
-    """Write a request's line: times of its first token and of every read, from the time it was sent."""
+    """Write the line of a request: TTFT and time of every read, from its send time."""
     since_ns = [at_ns - sent_ns for at_ns in read_ns]
     record = {"request_id": request_id, "ttft_ns": since_ns[0] if since_ns else None, "reads_ns": since_ns}
     out.write(json.dumps({**record, "e2e_ns": time.perf_counter_ns() - sent_ns}) + "\n")

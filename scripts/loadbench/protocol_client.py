@@ -1,6 +1,6 @@
-"""The ceiling: what Protocols on this loop can send and take in at all. It counts events, keeps read times.
+"""Upper bound of throughput: asyncio Protocols that count events and store read times.
 
-It knows what it is answered: no HTTP parsing, no JSON, no record but a line with the read times.
+No HTTP parsing, no JSON, no record except a line with the read times.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Connection(asyncio.Protocol):
 
 
 class Ceiling:
-    """A run of the load."""
+    """A run of the load on bare Protocols."""
 
     def __init__(self, load: ClientLoad, out: TextIO) -> None:
         self._load, self._out, self._bodies = load, out, load.bodies()
@@ -58,7 +58,7 @@ class Ceiling:
         self._over = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """So many requests in flight until the time is over, or each request at its time."""
+        """Keep ``parallel`` requests in flight until the time is over, or send each request at its planned time."""
         for _ in range(self._load.parallel):
             self._idle.append(await self._connect())
         if self._load.rate is None:

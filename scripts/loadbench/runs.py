@@ -1,4 +1,4 @@
-"""Runs of a client on a case: on its core, against a server on another core, compared with that server's own times."""
+"""Runs of a client on a case, against a reference server on another core, compared with the server's log."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from tracefile.hashing.hashkey import load_key
 from wire.process import module_command, module_environment
 
 STEADY = (0.2, 0.95)
-"""Part of a run for rates: all clients have started and none has ended."""
+"""Share of a run in which rates are measured: after the start and before the end of all clients."""
 
 Times = npt.NDArray[np.int64]
 Sample = npt.NDArray[np.float64]
@@ -30,13 +30,13 @@ Sample = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Load, and how the server answers it."""
+    """Load, and the pace of the server's responses."""
 
     name: str
     output_tokens: int
     prompt_tokens: int = 256
     rate: float | None = None
-    """Requests a second at equal gaps; null: ``parallel`` in flight all the time."""
+    """Requests a second at equal gaps; null: ``parallel`` in flight."""
     parallel: int = 64
     duration_s: float
     server: Pace
@@ -47,7 +47,7 @@ PACED = Pace(ttft_low_ms=20.0, ttft_high_ms=80.0, gap_ms=10.0)
 
 
 def cases(duration_s: float) -> list[Case]:
-    """Two as fast as the client can, two at a rate; each of about that length."""
+    """Return two closed-loop cases and two cases at a rate; each about ``duration_s`` long."""
     return [
         Case(name="short", output_tokens=16, duration_s=duration_s, server=AT_ONCE),
         Case(name="long", output_tokens=256, duration_s=duration_s, server=AT_ONCE),
@@ -58,17 +58,17 @@ def cases(duration_s: float) -> list[Case]:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Client under measurement."""
+    """Client in the benchmark."""
 
     name: str
     command: Callable[[Case, str, Path], list[str]]
-    """The command line for a case, a server's URL and a folder to write to."""
+    """Returns the command line from a case, the server's URL and the output folder."""
     ttft_ns: Callable[[Path, Iterable[str]], dict[str, float]]
-    """What it reports of the first token, by the request ids that the server saw, out of its folder."""
+    """Returns the client's TTFT by request id, from its output folder and the request ids in the server's log."""
 
 
 def reference(name: str, module: str) -> Client:
-    """A client that stands beside this file."""
+    """Return a client of this package."""
 
     def command(case: Case, url: str, folder: Path) -> list[str]:
         load = ClientLoad(
@@ -86,19 +86,19 @@ def reference(name: str, module: str) -> Client:
 
 
 def loadgen(case: Case, url: str, folder: Path) -> list[str]:
-    """``loadgen`` with complete recording: hashes, records, trace."""
-    when = ["--parallel", str(case.parallel)]
+    """Return the command of loadgen with complete recording: hashes, records, trace."""
+    arrivals = ["--parallel", str(case.parallel)]
     if case.rate is not None:
-        when = ["--pattern", "constant", "--rate", f"{case.rate:g}"]
+        arrivals = ["--pattern", "constant", "--rate", f"{case.rate:g}"]
     return module_command(
         *("loadgen", "--url", url, "-o", str(folder / "trace.jsonl"), "--model", "truth"),
-        *("--duration", f"{case.duration_s:g}s", *when, "--json"),
+        *("--duration", f"{case.duration_s:g}s", *arrivals, "--json"),
         *("--prompt-tokens", str(case.prompt_tokens), "--output-tokens", str(case.output_tokens)),
     )
 
 
 def trace_ttfts(folder: Path, request_ids: Iterable[str]) -> dict[str, float]:
-    """A trace has ids keyed; the key is the one that loadgen used."""
+    """Return the TTFTs in loadgen's trace by request id; the trace has keyed ids, with loadgen's key."""
     if not (folder / "trace.jsonl").exists():
         return {}
     key = load_key()
@@ -116,30 +116,30 @@ def _reference_ttfts(folder: Path, request_ids: Iterable[str]) -> dict[str, floa
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measured run; null where the case or the client does not tell."""
+    """Figures of a run; null: not applicable to the case or client."""
 
     client: str
     case: str
     requests: int
-    """That the server saw to their end."""
+    """Requests completed by the server."""
     requests_per_s: float
     events_per_s: float
     cpu_us_per_request: float
-    """Of all the client's processes, their start and end included."""
+    """CPU time of all processes of the client, start and exit included, per request."""
     server_cpu: float
-    """Of the server, in cores, over its whole life: near 1, it was what was measured."""
+    """CPU usage of the server, in cores; near 1, the server is the bottleneck."""
     ttft_error_p50_ms: float | None
     ttft_error_p99_ms: float | None
     lag_p99_ms: float | None
-    """Of arrivals at the server against equal gaps, from the earliest of them."""
+    """Lag of arrivals at the server against equal gaps, from the earliest arrival."""
     first_request_s: float | None
-    """From the client's launch to its first request at the server."""
+    """Time from the client's start to its first request at the server."""
     complaint: str | None
-    """The end of what the client wrote to stderr, if it failed."""
+    """End of the client's stderr, if it failed."""
 
 
 def measure(client: Client, case: Case, folder: Path) -> Measured:
-    """Run one client on one case, on core 1, the server on core 0; its files go to ``folder``."""
+    """Run a client on core 1 with the server on core 0; its files go to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     with reference_server(case.server, folder / "server.log", core=0) as server:
         command, launched_ns = client.command(case, server.url, folder), time.perf_counter_ns()
@@ -149,7 +149,7 @@ def measure(client: Client, case: Case, folder: Path) -> Measured:
             _, status, usage = os.wait4(process.pid, 0)
         code = process.returncode = os.waitstatus_to_exitcode(status)
         log = server.log()
-    ttfts_ns = client.ttft_ns(folder, [one.request_id for one in log.served])
+    ttfts_ns = client.ttft_ns(folder, [request.request_id for request in log.served])
     complaint = None if code == 0 else f"exit {code}: {(folder / 'stderr').read_text()[-300:]}"
     cpu_s = usage.ru_utime + usage.ru_stime
     return figures_of(client.name, case, log, ttfts_ns, launched_ns=launched_ns, cpu_s=cpu_s, complaint=complaint)
@@ -165,9 +165,9 @@ def figures_of(
     cpu_s: float,
     complaint: str | None = None,
 ) -> Measured:
-    """``ttfts_ns``: the client's own word, by request id."""
-    ended = [one for one in log.served if one.last_write_ns is not None]
-    received = np.array([one.received_ns for one in ended], dtype=np.int64)
+    """Return the figures of a run; ``ttfts_ns``: TTFT reported by the client, by request id."""
+    ended = [request for request in log.served if request.last_write_ns is not None]
+    received = np.array([request.received_ns for request in ended], dtype=np.int64)
     rate, errors_ms = steady_rate(received), ttft_errors_ms(ended, ttfts_ns)
     return Measured(
         client=client,
@@ -186,7 +186,7 @@ def figures_of(
 
 
 def steady_rate(received: Times) -> float:
-    """Requests a second in the steady part; 0 if there is none."""
+    """Return the requests per second in the steady part; 0 with fewer than 2 requests."""
     if len(received) < 2:
         return 0.0
     first, last = int(received.min()), int(received.max())
@@ -195,9 +195,9 @@ def steady_rate(received: Times) -> float:
 
 
 def ttft_errors_ms(served: Iterable[Served], reported_ns: Mapping[str, float]) -> Sample:
-    """Client TTFT − server TTFT of each request that both know."""
-    pairs = ((reported_ns.get(one.request_id), one.ttft_ns) for one in served)
-    return np.array([(ours - theirs) / 1e6 for ours, theirs in pairs if ours is not None and theirs is not None])
+    """Return client TTFT − server TTFT of each request with both."""
+    pairs = ((reported_ns.get(request.request_id), request.ttft_ns) for request in served)
+    return np.array([(client - server) / 1e6 for client, server in pairs if client is not None and server is not None])
 
 
 def lags_ms(received: Times, rate: float) -> Sample:

@@ -1,1 +1,1 @@
-"""Parts of the proxy benchmark."""
+"""Clients and proxies of the tap benchmark."""

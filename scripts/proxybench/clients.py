@@ -1,4 +1,4 @@
-"""Clients of the proxy benchmark: many streams at once, or one request after another; every read has its time."""
+"""Clients of the proxy benchmark: concurrent streams or sequential requests, with a timestamp per read."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ END = b"0\r\n\r\n"
 
 
 class Prompt(NamedTuple):
-    """Token ids of a prompt, as JSON of about that many bytes."""
+    """Token ids of a prompt, as JSON."""
 
     text: str
     tokens: int
@@ -28,7 +28,7 @@ class Prompt(NamedTuple):
 
 
 class Client(asyncio.Protocol):
-    """Connection that sends one request at a time and keeps the time of each event of its response."""
+    """Connection with one request at a time and a timestamp per event of its response."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -41,41 +41,41 @@ class Client(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def send(self, request: bytes) -> "asyncio.Future[bool]":
-        """Send a request; the result is whether its response came to its end."""
+        """Send a request; the future's result: the response is complete."""
         assert self._transport is not None
         self.events_ns, self._ended = [], asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return self._ended
 
     def data_received(self, data: bytes) -> None:
-        """Note the time before all else; an event ends with an empty line, which two reads may share."""
+        """Timestamp the read first; an event ends with an empty line, which may be split over two reads."""
         at_ns = perf_counter_ns()
         self.events_ns += [at_ns] * (self._last + data).count(b"\n\n")
         self._last = data[-1:]
         if data.endswith(END):
-            self._end(whole=True)
+            self._end(complete=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A connection that goes before the response ended is a failure."""
-        self._end(whole=False)
+        """Fail the response if it is incomplete."""
+        self._end(complete=False)
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
-    def _end(self, *, whole: bool) -> None:
+    def _end(self, *, complete: bool) -> None:
         if self._ended is not None and not self._ended.done():
-            self._ended.set_result(whole)
+            self._ended.set_result(complete)
 
 
 async def connected(port: int, count: int) -> list[Client]:
-    """Return clients with a connection each."""
+    """Return clients, each with an open connection."""
     loop = asyncio.get_running_loop()
     return [(await loop.create_connection(Client, "127.0.0.1", port))[1] for _ in range(count)]
 
 
 async def ended(responses: "Iterable[asyncio.Future[bool]]", timeout_s: float) -> int:
-    """Wait for the responses' ends; return how many came to it."""
+    """Wait for responses; return the number of complete responses."""
     done, _ = await asyncio.wait(list(responses), timeout=timeout_s)
     return sum(response.result() for response in done)

@@ -1,4 +1,4 @@
-"""Proxies under measurement: none, nginx, and the tap as it is meant to run, with everything recorded."""
+"""Proxies of the benchmark: none, nginx, and the tap with complete recording."""
 
 import contextlib
 import json
@@ -15,9 +15,8 @@ from wire.process import module_command, module_environment
 
 PROXY_CORE, LOAD_CORE = 1, 0
 
-# As its own manual would have it for token streams: connections kept on both sides, nothing buffered, no log. It passes
-# a request on as it comes, in pieces of up to 128 KB; with its default of 16 KB a long prompt takes it three times as
-# long.
+# nginx's recommended settings for streams: keep-alive on both sides, no buffering, no log. Requests are sent in pieces
+# of up to 128 KB; with the default of 16 KB, a long prompt takes three times as long.
 NGINX_CONF = """
 daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log crit;
 worker_rlimit_nofile 16384;
@@ -41,25 +40,25 @@ http {{
 
 @dataclass(slots=True)
 class Proxy:
-    """A proxy that runs, or none: then ``port`` is the upstream's own."""
+    """A running proxy; without a proxy, ``port`` is the upstream's."""
 
     name: str
     port: int
     pid: int | None = None
-    """The data-plane process."""
+    """Pid of the data-plane process."""
     recorder: int | None = None
     account: dict[str, Any] = field(default_factory=dict)
-    """The tap's counts of requests, once it has ended."""
+    """Request counts of the tap, after its end."""
 
 
 def binary(name: str) -> str | None:
-    """Path of a daemon of Debian, on the PATH of users or not."""
+    """Return the path of a program, in PATH or Debian's sbin folders."""
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
 
 
 @contextlib.contextmanager
 def nginx(program: str, folder: Path, upstream: int) -> Iterator[Proxy]:
-    """nginx with one worker."""
+    """Run nginx with one worker."""
     port, config = free_port(), folder / "nginx.conf"
     config.write_text(NGINX_CONF.format(folder=folder, upstream=upstream, port=port))
     command, log = [program, "-c", str(config), "-e", str(folder / "nginx.log")], folder / "nginx.out"
@@ -69,13 +68,13 @@ def nginx(program: str, folder: Path, upstream: int) -> Iterator[Proxy]:
 
 @contextlib.contextmanager
 def tap(folder: Path, upstream: int) -> Iterator[Proxy]:
-    """The tap with full recording and hashing; the proxy has its account after the block."""
+    """Run the tap with complete recording and hashing; ``account`` is set after the block."""
     port, trace, log = free_port(), folder / "captured.jsonl", folder / "tap.log"
     flags = ("--upstream", f"http://127.0.0.1:{upstream}", "--listen", f"127.0.0.1:{port}", "-o", str(trace))
     command = module_command("tap", *flags, "--tokenizer", "ids", "--no-engine-facts")
     environment = module_environment() | {"KVTAPE_KEY_FILE": str(folder / "key")}
 
-    def is_ready() -> bool:  # its port takes connections before its workers answer them
+    def is_ready() -> bool:  # the port accepts connections before the workers respond
         return b"listening on" in log.read_bytes()
 
     with serving(command, is_ready, log, "the tap", environment=environment, core=PROXY_CORE) as process:

@@ -1,1 +1,1 @@
-"""Parts of the simulator benchmark."""
+"""Measurements of the simulator benchmark."""

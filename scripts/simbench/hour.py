@@ -1,4 +1,4 @@
-"""A trace of one engine's traffic through the simulator, warm in this process and cold as a command."""
+"""Simulation of a trace on one engine, in this process and as a command."""
 
 import sys
 import tempfile
@@ -15,7 +15,7 @@ from tracefile.files.reading import load_trace
 
 
 def bench_hour(trace: Path, model: Model, runs: int) -> Figures:
-    """Laying out and running from requests in memory, with every step's noise; and what it counted."""
+    """Measure the simulation of requests in memory, with the noise of every step; return times and counts."""
     meta, records = load_trace(trace)
     arrivals = plan_arrivals(meta, records, model.engine.block_size)
     walls, cpus = [], []
@@ -25,22 +25,22 @@ def bench_hour(trace: Path, model: Model, runs: int) -> Figures:
         walls.append(perf_counter() - wall)
         cpus.append(process_time() - cpu)
     requests = run.results.requests()
-    ttfts_ms = [one.ttft_ms for one in requests if not isnan(one.ttft_ms)]
+    ttfts_ms = [request.ttft_ms for request in requests if not isnan(request.ttft_ms)]
     return {
         "hour_run_wall_s": round(median(walls[1:]), 4),
         "hour_run_cpu_s": round(median(cpus[1:]), 4),
-        # Each run touches memory for the first time: the least has no cost of new pages.
+        # New memory pages cost time in most runs: the minimum has none.
         "hour_run_least_cpu_s": round(min(cpus), 4),
         "requests": len(arrivals),
         "steps": run.steps,
-        "hit_tokens": sum(max(int(one.cached_tokens), 0) for one in requests),
+        "hit_tokens": sum(max(int(request.cached_tokens), 0) for request in requests),
         "preemptions": run.preemptions,
         "mean_ttft_ms": round(sum(ttfts_ms) / max(len(ttfts_ms), 1), 3),
     }
 
 
 def bench_command(trace: Path, model: Model, runs: int) -> Figures:
-    """``sim run`` as a command, reading and writing files."""
+    """Measure ``sim run`` as a command, from file to file."""
     with tempfile.TemporaryDirectory() as folder:
         save_model(model, Path(folder) / "model.json")
         command = [sys.executable, "-m", "sim", "run", str(trace), "--latency-model", f"{folder}/model.json"]

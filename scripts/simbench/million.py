@@ -1,4 +1,4 @@
-"""A made-up day of traffic, run and written."""
+"""Simulation of synthetic traffic, written to a trace."""
 
 import resource
 import sys
@@ -23,13 +23,13 @@ SPACING_MS = 400.0
 
 
 def bench_million(requests: int, model: Model) -> Figures:
-    """Run ``requests`` of 10,000 prompt tokens and 20 to 180 output tokens, write every record, show them as a page.
+    """Run ``requests`` of 10,000 prompt tokens and 20 to 180 output tokens, write every record, render the page.
 
-    Each prompt begins with a random part of one of 2,000 prompts, so the cache has hits and evictions. What making the
-    requests up takes is told apart: with a trace it would be reading it.
+    Each prompt begins with a random prefix of one of 2,000 prompts, so there are prefix hits and evictions. The time to
+    generate the requests is reported separately.
     """
-    block_size, begun = model.engine.block_size, process_time()
-    arrivals, wall, cpu = made_up(requests, block_size), perf_counter(), process_time()
+    block_size, start_cpu = model.engine.block_size, process_time()
+    arrivals, wall, cpu = synthetic_arrivals(requests, block_size), perf_counter(), process_time()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "predicted.jsonl"
         run = run_engine(arrivals, model.engine, model, 0)
@@ -45,7 +45,7 @@ def bench_million(requests: int, model: Model) -> Figures:
         "million_steps": summary.steps,
         "million_wall_s": round(ran - wall, 2),
         "million_cpu_s": round(ran_cpu - cpu, 2),
-        "million_making_cpu_s": round(cpu - begun, 2),
+        "million_making_cpu_s": round(cpu - start_cpu, 2),
         "million_written_mib": round(size / 2**20),
         "million_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
         **shown,
@@ -53,14 +53,14 @@ def bench_million(requests: int, model: Model) -> Figures:
 
 
 def show(trace: Path) -> Figures:
-    """Measure ``report show --html`` in a process of its own."""
+    """Measure ``report show --html`` as a command."""
     page = trace.with_suffix(".html")
     command = [sys.executable, "-m", "report", "show", str(trace), "--html", str(page)]
     return {**measure_command("million_show", 0, command), "million_page_kb": round(page.stat().st_size / 1000)}
 
 
-def made_up(requests: int, block_size: int) -> Arrivals:
-    """Requests as a trace in columns gives them."""
+def synthetic_arrivals(requests: int, block_size: int) -> Arrivals:
+    """Return random requests, in the columns of a trace."""
     rng, blocks = np.random.default_rng(1), PROMPT_TOKENS // block_size
     shares = zip(rng.integers(0, SESSIONS, requests).tolist(), rng.integers(0, blocks, requests).tolist(), strict=True)
     columns = {
@@ -74,6 +74,6 @@ def made_up(requests: int, block_size: int) -> Arrivals:
 
 
 def _chain(blocks: int, number: int, session: int, shared: int) -> list[int]:
-    """Blocks of a prompt whose first ``shared`` are those of a session."""
+    """Return the blocks of a prompt; the first ``shared`` are those of a session."""
     fresh = (number + 1) << 32
     return [*range(session << 16, (session << 16) + shared), *range(fresh, fresh + blocks - shared)]

@@ -1,4 +1,4 @@
-"""Dynamo's replay beside ours: the same trace, pool, token budget, sequences and step times."""
+"""Comparison with Dynamo's replay: the same trace, block pool, token budget, sequences and step times."""
 
 import argparse
 import json
@@ -25,46 +25,46 @@ SCRIPT = Path(__file__).with_name("dynamoreplay.py")
 STEP_MS, PREFILL_STEP_MS = 8.0, 40.0
 REPLICAS = 4
 ROUTES = {"round_robin": "round-robin", "kv_router": "prefix:knowledge=complete"}
-"""Ours by Dynamo's routers: its KV router takes the least of prefill outstanding, uncached prompt and blocks in use."""
+"""kvtape's policy by Dynamo's router; its KV router minimizes outstanding prefill, uncached tokens and used blocks."""
 
 
 def bench_peer(python: Path, trace: Path, engine: EngineConfig, runs: int) -> Figures:
-    """Replay from the file by both: one engine, then four behind a router; a record of each request with its gaps.
+    """Replay the file with both: one engine, then four engines with a router; with a record per request and its ITLs.
 
-    Steps take fixed times (``timing_model`` fixed: 40 ms for a step's prefills, 8 ms for its decodes), so that
-    scheduling and caching decide, not a model of kernels. Dynamo takes any of equal engines, so two runs differ.
+    Step times are fixed (``timing_model`` fixed: 40 ms for the prefills of a step, 8 ms for its decodes), so only
+    scheduling and caching matter. Dynamo selects randomly among equal engines, so two runs differ.
     """
     model = make_model({"t0_ms": STEP_MS, "prefill_step_ms": PREFILL_STEP_MS}, engine)
     figures = _bench_both("peer", python, trace, engine, {}, runs, partial(_run_engine, trace, model))
     for mode, route in ROUTES.items():
         options: dict[str, object] = {"num_workers": REPLICAS, "router_mode": mode}
-        ours = partial(_run_fleet, trace, model, route)
-        figures |= _bench_both(f"fleet_{mode}", python, trace, engine, options, runs, ours)
+        simulate = partial(_run_fleet, trace, model, route)
+        figures |= _bench_both(f"fleet_{mode}", python, trace, engine, options, runs, simulate)
     return figures
 
 
-def _bench_both(  # noqa: PLR0917 - one for each side's need
+def _bench_both(  # noqa: PLR0917 - arguments of both sides
     name: str,
     python: Path,
     trace: Path,
     engine: EngineConfig,
     options: dict[str, object],
     runs: int,
-    ours: "partial[tuple[int, float]]",
+    simulate: "partial[tuple[int, float]]",
 ) -> Figures:
-    theirs = [_replay(python, trace, _settings(engine), options) for _ in range(runs)]
+    replays = [_replay(python, trace, _settings(engine), options) for _ in range(runs)]
     figures = {
-        f"{name}_dynamo_least_cpu_s": min(found["cpu_s"] for found in theirs),
-        f"{name}_dynamo_rss_mib": max(found["rss_mib"] for found in theirs),
-        f"{name}_dynamo_hit_tokens": median(found["hit_tokens"] for found in theirs),
-        f"{name}_dynamo_mean_ttft_ms": median(found["mean_ttft_ms"] for found in theirs),
-        **measure(name, runs, ours),
+        f"{name}_dynamo_least_cpu_s": min(replay["cpu_s"] for replay in replays),
+        f"{name}_dynamo_rss_mib": max(replay["rss_mib"] for replay in replays),
+        f"{name}_dynamo_hit_tokens": median(replay["hit_tokens"] for replay in replays),
+        f"{name}_dynamo_mean_ttft_ms": median(replay["mean_ttft_ms"] for replay in replays),
+        **measure(name, runs, simulate),
     }
-    hit_tokens, mean_ttft_ms = ours()
+    hit_tokens, mean_ttft_ms = simulate()
     return figures | {
         f"{name}_hit_tokens": hit_tokens,
         f"{name}_mean_ttft_ms": round(mean_ttft_ms, 3),
-        f"{name}_dynamo_over_ours": round(figures[f"{name}_dynamo_least_cpu_s"] / figures[f"{name}_least_cpu_s"], 2),
+        f"{name}_dynamo_ratio": round(figures[f"{name}_dynamo_least_cpu_s"] / figures[f"{name}_least_cpu_s"], 2),
     }
 
 
@@ -91,14 +91,14 @@ def _run_engine(trace: Path, model: Model) -> tuple[int, float]:
 def _run_fleet(trace: Path, model: Model, route: str) -> tuple[int, float]:
     arrivals, plan = _read(trace, model.engine), fleet_plan(str(REPLICAS), route, [], list)
     assert plan is not None
-    engines = engines_of(plan, [model], lambda one: one.engine, Deployment())
+    engines = engines_of(plan, [model], lambda model: model.engine, Deployment())
     load = routed_requests(arrivals, model.engine.block_size)
     results = run_fleet(arrivals, load, engines, plan, None).results()
     return _count(finished_records(results, model.engine.block_size))
 
 
 def _count(records: Iterable[Record]) -> tuple[int, float]:
-    """Return hit tokens and mean TTFT of records, each made and dropped as a writer does."""
+    """Return hit tokens and mean TTFT of records; each record is built and dropped, as for writing."""
     hit_tokens, ttft_ms, count = 0, 0.0, 0
     for record in records:
         hit_tokens += record.cached_tokens or 0
@@ -109,7 +109,7 @@ def _count(records: Iterable[Record]) -> tuple[int, float]:
 
 def _replay(python: Path, trace: Path, settings: dict[str, object], options: dict[str, object]) -> Figures:
     command = [str(python), str(SCRIPT), str(trace), json.dumps(settings), json.dumps(options)]
-    quiet = {**os.environ, "DYN_LOG": "error"}  # its router logs each choice
-    ended = subprocess.run(command, check=True, capture_output=True, text=True, env=quiet)
-    found: Figures = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    quiet = {**os.environ, "DYN_LOG": "error"}  # the router logs each decision
+    result = subprocess.run(command, check=True, capture_output=True, text=True, env=quiet)
+    figures: Figures = json.loads(result.stdout.splitlines()[-1])
+    return figures

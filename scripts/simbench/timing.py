@@ -1,4 +1,4 @@
-"""Wall and CPU seconds of a piece of work."""
+"""Wall time and CPU time of functions and commands."""
 
 import resource
 import subprocess
@@ -10,7 +10,7 @@ Figures = dict[str, float]
 
 
 def measure(name: str, runs: int, work: Callable[[], object]) -> Figures:
-    """Medians over ``runs`` of ``work``, which has run once before, and the least CPU time."""
+    """Return medians over ``runs`` after a warm-up, and the minimum CPU time, in s."""
     work()
     walls, cpus = [], []
     for _ in range(runs):
@@ -23,7 +23,7 @@ def measure(name: str, runs: int, work: Callable[[], object]) -> Figures:
 
 
 def measure_command(name: str, runs: int, command: Sequence[str]) -> Figures:
-    """The fastest of ``runs`` of a command, after one that does not count; its largest memory. ``runs`` 0: that one."""
+    """Return the minimum times over ``runs`` after a warm-up, and peak memory; ``runs`` 0: the warm-up."""
     walls, cpus = [], []
     for _ in range(runs + 1):
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), perf_counter()

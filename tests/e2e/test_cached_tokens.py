@@ -39,7 +39,7 @@ def run(url: str, folder: Path, *flags: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
-def test_every_prompt_is_as_planned(vllm: str, tmp_path: Path, api: str) -> None:
+def test_prompts_have_the_planned_tokens(vllm: str, tmp_path: Path, api: str) -> None:
     truth = run(vllm, tmp_path, "--api", api, "--seed", str(len(api)))["prompt_check"]
     counts = truth["counts"]
     assert counts["off_tokens"] == 0
@@ -52,7 +52,7 @@ def test_every_prompt_is_as_planned(vllm: str, tmp_path: Path, api: str) -> None
         assert counts["shared_cached"] == counts["shared_tokens"] > 0
 
 
-def test_prompts_of_one_prefix_hit_it_and_no_more(vllm: str, tmp_path: Path) -> None:
+def test_prompts_hit_their_shared_prefix(vllm: str, tmp_path: Path) -> None:
     """One at a time, so that the second of two finds what the first left: the prefix and the template, in blocks."""
     shape = ["--turns", "1", "--number", "6", "--prefix-count", "1", "--rate", "1", "--seed", "77"]
     run(vllm, tmp_path, "--api", "chat", *shape)
@@ -65,7 +65,7 @@ def test_prompts_of_one_prefix_hit_it_and_no_more(vllm: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
-def test_a_replay_in_words_hits_what_the_capture_hit(vllm: str, tmp_path: Path, api: str) -> None:
+def test_chat_replay_has_the_captured_hits(vllm: str, tmp_path: Path, api: str) -> None:
     run(vllm, tmp_path, "--api", "chat", "--seed", f"4{len(api)}")
     source = {record.request_id: record for record in load_trace(tmp_path / "t.jsonl")[1]}
     out = tmp_path / "r.jsonl"

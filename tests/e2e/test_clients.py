@@ -135,7 +135,7 @@ def test_openai_chat_stream(tapped: Tapped) -> None:
 
 
 @pytest.mark.parametrize("flags", [[], ["--inject", "usage,token-ids"], ["--workers", "2"]], ids=" ".join)
-def test_openai_says_the_same_with_and_without_the_tap(tap: Tap, sim_server: str, flags: list[str]) -> None:
+def test_openai_responses_are_equal_through_the_tap(tap: Tap, sim_server: str, flags: list[str]) -> None:
     """The embedded engine answers equal prompts equally, so whatever the tap changed would show."""
 
     def spoken(client: Any) -> tuple[list[str], dict[str, str]]:
@@ -168,7 +168,7 @@ def test_openai_async_many_at_once(tapped: Tapped) -> None:
     )
 
 
-def test_openai_leaves_in_the_middle_and_the_engine_stops(tapped: Tapped) -> None:
+def test_openai_disconnect_aborts_the_request(tapped: Tapped) -> None:
     stream = tapped.openai().chat.completions.create(
         model=tapped.model, messages=QUESTION, max_tokens=3000, stream=True, extra_body=TO_THE_LAST_TOKEN
     )
@@ -242,7 +242,7 @@ def test_openai_responses(tapped_api: Tapped) -> None:
     assert records[1].ttft_ms is not None
 
 
-def test_openai_is_told_to_come_back_and_does(tap: Tap, canned_engine: Any) -> None:
+def test_openai_retries_after_503(tap: Tap, canned_engine: Any) -> None:
     with tap(canned_engine.url, "m") as tapped:
         canned_engine.refusals = 1
         with pytest.raises(client_library("openai").RateLimitError) as refused:

@@ -98,7 +98,7 @@ def flags(door: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) ->
     return shlex.split(found[1].replace("8443", ports["8443"]))
 
 
-def test_the_load_of_the_page_goes_through(flags: list[str]) -> None:
+def test_load_of_the_engines_page(flags: list[str]) -> None:
     assert loadgen([*flags, *LOAD, "--overwrite"]) == 0
     assert [record.status for record in load_trace("load.jsonl")[1]] == ["ok"] * 3
 
@@ -129,7 +129,7 @@ def changed(wrong: str, flags: list[str], ports: dict[str, str], monkeypatch: py
 
 
 @pytest.mark.parametrize("wrong", TOLD)
-def test_one_wrong_thing_is_named(
+def test_connection_errors_have_their_fix(
     wrong: str, door: tuple[Path, dict[str, str]], flags: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, ports = door

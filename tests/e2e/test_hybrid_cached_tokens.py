@@ -75,7 +75,7 @@ def batches(rng: random.Random) -> list[list[dict[str, Any]]]:
     [(GEMMA_3, "window(256):32*5+full:32"), (QWEN3_NEXT, "mamba:288*3+full:288")],
     ids=["sliding window", "recurrent states"],
 )
-def test_cached_tokens_are_vllms(model: dict[str, Any], groups: str, tmp_path: Path) -> None:
+def test_cached_tokens_equal_vllms(model: dict[str, Any], groups: str, tmp_path: Path) -> None:
     python = os.environ.get("KVTAPE_VLLM_PYTHON")
     if not python:
         pytest.skip("KVTAPE_VLLM_PYTHON does not name a vLLM")
@@ -123,7 +123,7 @@ def cached_here(groups: str, batches: list[list[dict[str, Any]]], found: list[li
 
 
 @pytest.mark.timeout(600)
-def test_cached_tokens_over_http_are_vllms(tmp_path: Path) -> None:
+def test_cached_tokens_over_http_equal_vllms(tmp_path: Path) -> None:
     """A sliding-window model, served: what each response says of its prompt's cached tokens."""
     shape = ModelShape()
     if not HOME.is_installed() or not shape.directory.exists():
@@ -138,7 +138,7 @@ def test_cached_tokens_over_http_are_vllms(tmp_path: Path) -> None:
         *(word for name, value in settings.items() for word in (f"--{name}", str(value))),
     ]
     asked = [[one] for batch in batches(random.Random(5)) for one in batch]
-    with running_vllm(shape, tmp_path / "vllm.log", extra=extra, own_core=False) as url:
+    with running_vllm(shape, tmp_path / "vllm.log", extra=extra, pinned=False) as url:
         found = [[complete(url, one)] for (one,) in asked]
     cached = cached_here("window(256):32*5+full:32", asked, found)
     assert cached == [answer["cached"] for (answer,) in found]
@@ -155,7 +155,7 @@ def complete(url: str, one: dict[str, Any]) -> dict[str, Any]:
     return {"cached": details.get("cached_tokens") or 0, "output": told["choices"][0]["token_ids"]}
 
 
-def test_groups_of_configs_are_vllms(tmp_path: Path) -> None:
+def test_kv_cache_groups_equal_vllms(tmp_path: Path) -> None:
     python = os.environ.get("KVTAPE_VLLM_PYTHON")
     if not python:
         pytest.skip("KVTAPE_VLLM_PYTHON does not name a vLLM")

@@ -85,7 +85,7 @@ def without_moved(stream: bytes) -> bytes:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("stream", [True, False])
-def test_injected_answers_are_the_plain_ones(
+def test_injected_responses_are_unchanged_for_clients(
     tmp_path: Path, run_tap: Any, engine: tuple[str, str], stream: bool
 ) -> None:
     url, model = engine

@@ -100,14 +100,14 @@ def ours(seen: list[tuple[list[int], list[int], int]]) -> tuple[list[int], TierT
 
 
 @pytest.mark.timeout(600)
-def test_cached_tokens_are_those_of_vllms_connector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_tokens_equal_vllms_offloading_connector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = os.environ.get("KVTAPE_VLLM_MODEL")
     if not model:
         pytest.skip("KVTAPE_VLLM_MODEL names no model; `make test-vllm` starts vLLM")
     monkeypatch.setenv("PYTHONPATH", str(ORACLES))
     flags = ["--num-gpu-blocks-override", str(GPU_BLOCKS), "--max-model-len", "1536"]
     extra = [*flags, "--kv-transfer-config", connector(HOST_BLOCKS)]
-    with running_vllm(ModelShape(), tmp_path / "vllm.log", extra=extra, own_core=False) as url:
+    with running_vllm(ModelShape(), tmp_path / "vllm.log", extra=extra, pinned=False) as url:
         seen = conversations(url)
         metrics = httpx.get(f"{url}/metrics", trust_env=False).text
         again = [served(url, prompt, len(output))[1] for prompt, output, _ in seen[:6]]

@@ -99,7 +99,7 @@ def engine_url() -> str:
     return url
 
 
-def test_every_apis_prompt_has_the_engines_ids_by_every_source(engine_url: str, run_tap: Any, tmp_path: Path) -> None:
+def test_prompt_ids_of_every_api_equal_the_engines(engine_url: str, run_tap: Any, tmp_path: Path) -> None:
     model = httpx.get(f"{engine_url}/v1/models", trust_env=False).json()["data"][0]["root"]
     by_engine = recorded(run_tap, engine_url, tmp_path / "engine.jsonl", "--tokenizer", "engine")
     by_files = recorded(run_tap, engine_url, tmp_path / "files.jsonl", "--tokenizer", model)

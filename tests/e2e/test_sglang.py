@@ -48,7 +48,7 @@ def page_size() -> int:
     return found
 
 
-def test_a_load_through_the_tap_is_captured_to_the_token(folder: Path, run_tap: RunTap, page_size: int) -> None:
+def test_capture_is_exact_to_the_token(folder: Path, run_tap: RunTap, page_size: int) -> None:
     httpx.post(f"{URL}/flush_cache").raise_for_status()
     with run_tap(URL, folder / "tap.jsonl", "--tokenizer", "ids") as url:
         run = told(folder, "loadgen", "--url", url, "-o", str(folder / "load.jsonl"), *LOAD)
@@ -66,7 +66,7 @@ def test_a_load_through_the_tap_is_captured_to_the_token(folder: Path, run_tap: 
 
 
 @pytest.mark.parametrize(("name", "flags"), [("tap", ["--reset-cache"]), ("load", [])])
-def test_a_replay_hits_what_the_capture_hit(folder: Path, name: str, flags: list[str]) -> None:
+def test_replay_has_the_captured_hits(folder: Path, name: str, flags: list[str]) -> None:
     replayed = told(
         *(folder, "replay", str(folder / f"{name}.jsonl"), "--url", URL),
         *("-o", str(folder / "replay.jsonl"), "--overwrite", "--replay-sessions", *flags),
@@ -74,7 +74,7 @@ def test_a_replay_hits_what_the_capture_hit(folder: Path, name: str, flags: list
     assert replayed["fidelity"]["cached_exact"] == REQUESTS
 
 
-def test_cold_prompts_hit_nothing(folder: Path) -> None:
+def test_cold_prompts_have_no_hits(folder: Path) -> None:
     out = folder / "cold.jsonl"
     told(
         *(folder, "replay", str(folder / "tap.jsonl"), "--url", URL),

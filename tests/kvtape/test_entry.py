@@ -40,7 +40,7 @@ def test_a_script_runs_the_command_of_its_name(
         SimpleNamespace(submodule_search_locations=None, origin="/other/tap.py"),
     ],
 )
-def test_another_tap_is_named_before_it_is_imported(
+def test_foreign_tap_is_detected_before_its_import(
     spec: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(entry, "find_spec", lambda room: spec if room == "tap" else find_spec(room))
@@ -48,5 +48,5 @@ def test_another_tap_is_named_before_it_is_imported(
     place = (spec.submodule_search_locations or [spec.origin])[0]
     assert capsys.readouterr().err == (
         f"tap: error: tap is imported from {place}, not from {Path(entry.__file__).parent.parent}; "
-        "expected an environment of its own: pipx install kvtape, or uv tool install kvtape\n"
+        "expected a separate environment: pipx install kvtape, or uv tool install kvtape\n"
     )

@@ -18,7 +18,7 @@ from engines.llamacpp import LLAMA_CPP
 from engines.readiness import Target
 from engines.vllm import VLLM
 from kvtape.__main__ import main
-from kvtape.completion import parser_of, whole_parser
+from kvtape.completion import complete_parser, parser_of
 from tracefile.records.errors import InputError
 
 
@@ -29,7 +29,7 @@ def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_init_writes_a_table_for_each_command_which_it_takes(
+def test_init_writes_a_valid_table_per_command(
     sim_server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "kvtape.toml"
@@ -76,11 +76,11 @@ def test_doctor_looks_at_the_machine_and_the_engine(
     assert not key_file.exists()  # a check makes no key
 
 
-def test_doctor_fails_with_the_mend_of_each_fault(
+def test_doctor_prints_the_fix_of_each_failure(
     key_file: Path, free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key_file.write_text("no key")
-    monkeypatch.setattr("kvtape.doctor.foreign_room", lambda: "tap is imported from /other/tap")
+    monkeypatch.setattr("kvtape.doctor.foreign_package", lambda: "tap is imported from /other/tap")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -89,8 +89,8 @@ def test_doctor_fails_with_the_mend_of_each_fault(
     lines = capsys.readouterr().out.splitlines()
     failed = [line.split()[1] for line in lines if line.startswith("fail")]
     assert failed == ["packages", "key", "port", "engine"]
-    assert any(line.startswith("packages: expected an environment of its own: pipx") for line in lines)
-    assert "port: --listen with a free port" in lines
+    assert any(line.startswith("packages: expected a separate environment: pipx") for line in lines)
+    assert "port: use --listen with a free port" in lines
 
 
 def check(name: str, capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
@@ -104,20 +104,17 @@ def target(dialect: Dialect, **told: bool) -> Target:
     return Target("http://h:1", "tiny", Recognised(dialect, ""), read_facts("", "", ""), **told)
 
 
-CANNOT_TELL = "ns; cannot tell here if a time server sets it, because {}; on the host run timedatectl"
-
-
 @pytest.mark.usefixtures("key_file")
 @pytest.mark.parametrize(
     ("told", "apart_s", "found"),
     [
         ((0, False, False), None, ("ok", "ns, set by a time server")),
-        ((5, False, False), None, ("look", "ns, set by no time server: hosts' traces may not align")),
-        ((5, False, True), None, ("ok", CANNOT_TELL.format("a container does not see the host's time service"))),
+        ((5, False, False), None, ("look", "ns, not synchronized: traces of several hosts may not align")),
+        ((5, False, True), None, ("ok", "ns; synchronization unknown in a container; run timedatectl on the host")),
         ((0, False, False), -90.0, ("look", "ns, 90 s behind the engine's")),
     ],
 )
-def test_doctor_judges_the_clock_by_all_that_tells(
+def test_doctor_checks_the_clock(
     told: tuple[int, bool, bool],
     apart_s: float | None,
     found: tuple[str, str],
@@ -143,13 +140,13 @@ def test_doctor_judges_the_clock_by_all_that_tells(
         (
             "cache",
             target(VLLM),
-            ["look", "kvtape doctor --probe tries it with two requests; it needs --enable-prompt-tokens-details"],
+            ["look", "test it with kvtape doctor --probe, two requests; it needs --enable-prompt-tokens-details"],
         ),
         ("reset", target(LLAMA_CPP, has_reset=True), ["ok", ""]),
-        ("reset", target(VLLM, has_reset=False), ["look", "start it with VLLM_SERVER_DEV_MODE=1"]),
+        ("reset", target(VLLM, has_reset=False), ["look", "start the engine with VLLM_SERVER_DEV_MODE=1"]),
     ],
 )
-def test_doctor_tells_of_cached_tokens_and_the_reset(
+def test_doctor_checks_cached_tokens_and_cache_reset(
     name: str,
     ready: Target,
     found: list[str],
@@ -160,12 +157,12 @@ def test_doctor_tells_of_cached_tokens_and_the_reset(
     assert check(name, request.getfixturevalue("capsys"), "--url", sim_server)[::2] == found
 
 
-def test_doctor_probes_cached_tokens_by_the_same_prompt_again(
+def test_doctor_probes_cached_tokens_with_a_repeated_prompt(
     sim_server: str, key_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check("cache", capsys, "--url", sim_server, "--probe") == [
         "ok",
-        "cached tokens are reported: 32 of the same prompt again",
+        "cached tokens are reported: 32 for the repeated prompt",
         "",
     ]
     with pytest.raises(InputError, match=r"--probe: expected --url URL"):
@@ -192,7 +189,7 @@ ASK_FISH = "source kvtape.fish; complete -C $argv[1]"
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with a completion script for each shell, and a trace."""
     shtab = pytest.importorskip("shtab")
-    folder, parser = tmp_path_factory.mktemp("completion"), whole_parser("kvtape", shtab)
+    folder, parser = tmp_path_factory.mktemp("completion"), complete_parser("kvtape", shtab)
     parser.prog = "kvtape"
     for shell, name in {"bash": "kvtape.bash", "fish": "kvtape.fish", "zsh": "_kvtape"}.items():
         (folder / name).write_text(shtab.complete(parser, shell))
@@ -214,7 +211,7 @@ def test_fish_completes(line: str, word: str, scripts: Path) -> None:
     assert shown.splitlines()[0].split("\t")[0] == word
 
 
-def test_init_sends_no_key_to_ports_that_nobody_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_sends_no_key_to_default_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     sent: list[Access] = []
 

@@ -6,7 +6,7 @@ from typing import Any
 from scripts.demo import verdict_lines
 
 
-def test_the_last_lines_are_the_forecasts_outcomes_and_the_next_steps() -> None:
+def test_last_lines_are_verdicts_and_next_steps() -> None:
     paces = {"predicted": None, "predicted-at-pace": 1.0712, "cold-predicted": None}
     warm, at_pace, cold, measured = (
         f"{label} against captured: TTFT of turns 2+ is 2.0 % too low at the median."

@@ -22,7 +22,7 @@ PROBE = Probe(short_ms=20.0, long_ms=20.0 + 0.04 * (8192 - 64), output_ms=0.5)
 SMALL_LOAD = "--pattern poisson --rate 8 --number 4 --seed 3 --prompt-tokens 64 --output-tokens 2"
 
 
-def test_loads_are_sized_to_what_the_cold_engine_can_do() -> None:
+def test_loads_are_below_saturation_of_the_cold_engine() -> None:
     found = sized_round(PROBE, ("--max-num-seqs", "256", "--max-num-batched-tokens", "8192"), 700_000, 40_960).loads
     # Cold, a turn takes 20 + 10,600 × 0.04 + 40 × 0.5 = 464 ms, a single request 131 ms: 0.6 of the engine is
     # 1.29 turns or 0.26 sessions, 4.6 singles a second, and 37 at once every 8 s.
@@ -38,7 +38,7 @@ def test_loads_are_sized_to_what_the_cold_engine_can_do() -> None:
     assert "0:3200,0.01:0" in small["burst"]
 
 
-def test_captures_come_after_those_that_they_replay_and_are_known_by_their_names() -> None:
+def test_captures_follow_the_captures_that_they_replay() -> None:
     every = Round(loads={}).captures()
     assert len(every) == len(set(every)) == 21
     for place, capture in enumerate(every):
@@ -49,7 +49,7 @@ def test_captures_come_after_those_that_they_replay_and_are_known_by_their_names
     assert {capture.way for capture in every if capture.load.startswith("calibration")} == {"warm"}
 
 
-def test_a_round_on_the_embedded_engine_goes_on_where_it_ended(
+def test_interrupted_round_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KVTAPE_KEY_FILE", str(tmp_path / "key"))
@@ -59,7 +59,7 @@ def test_a_round_on_the_embedded_engine_goes_on_where_it_ended(
     monkeypatch.setattr(capturing, "START_S", math.inf)
     flags = ["capture", str(tmp_path / "r"), "--engine", "sim", "--budget"]
     assert main([*flags, "10m"]) == 0
-    assert "1 captures are left: the same command goes on" in capsys.readouterr().out
+    assert "1 captures are missing: run the command again" in capsys.readouterr().out
     made = [read_manifest(tmp_path / "r", Capture("burst", way)) for way in ("warm", "cold-replayed")]
     assert [one and one.requests for one in made] == [4, 4]
     monkeypatch.setattr(capturing, "engine", lambda *_, **__: pytest.fail("started an engine"))

@@ -39,7 +39,7 @@ def test_the_table_has_ratios_and_goals() -> None:
     assert {row[0] for row in ROWS} == {case.name for case in cases(1.0)}
 
 
-def test_a_goal_beside_the_bare_loop_is_judged_by_its_figure() -> None:
+def test_goal_relative_to_the_bare_loop() -> None:
     (case,) = [case for case in cases(1.0) if case.name == "rate200"]
     truth = ServerLog([served(str(number), 20.0 * number) for number in range(9)], 0, 0, 1)
     for ours, reached in ((0.5, "yes"), (1.0, "NO")):
@@ -54,7 +54,7 @@ def test_a_goal_beside_the_bare_loop_is_judged_by_its_figure() -> None:
         )
 
 
-def test_a_goal_may_be_a_peers_figure_and_more() -> None:
+def test_goal_relative_to_a_peer() -> None:
     figures = [Figure("p99", "added p99", ",.0f", "≤ nginx + 150"), Figure("rss", "RSS", ",.1f", "≤ 80")]
     rounds = {"nginx": {"p99": [100.0, 300.0, 200.0]}, "tap": {"p99": [350.0, 340.0, 351.0], "rss": [80.0]}}
     assert figure_table(figures, rounds, "tap", ["nginx"]).splitlines()[2:] == [

@@ -35,14 +35,14 @@ def served(server: ServerProcess, request_id: str) -> Served:
     return found
 
 
-def test_an_answer_is_as_long_as_was_asked_and_its_tokens_are_known(server: ServerProcess) -> None:
+def test_response_has_the_requested_tokens(server: ServerProcess) -> None:
     completion = parse_answer("/v1/completions", [(1, ask(server, "known", 5))], stream=True)
     assert completion.token_ids == list(token_ids(5)) == [1000, 1001, 1002, 1003, 1004]
     assert (completion.prompt_tokens, completion.output_tokens) == (7, 5)
     assert (completion.done, completion.finish_reason, completion.text) == (True, "length", " t0 t1 t2 t3 t4")
 
 
-def test_the_truth_lies_between_what_the_client_can_know(server: ServerProcess) -> None:
+def test_server_times_are_between_client_times(server: ServerProcess) -> None:
     before_ns = time.perf_counter_ns()
     ask(server, "between", 5)
     after_ns = time.perf_counter_ns()
@@ -54,7 +54,7 @@ def test_the_truth_lies_between_what_the_client_can_know(server: ServerProcess) 
     assert (truth.tokens, truth.writes) == (5, 3)
 
 
-def test_both_sides_know_a_request_s_ttft_from_its_id(server: ServerProcess) -> None:
+def test_ttft_is_a_function_of_the_request_id(server: ServerProcess) -> None:
     for name in ("a", "b", "c"):
         ask(server, name, 1)
         truth = served(server, name)
@@ -66,6 +66,6 @@ def test_both_sides_know_a_request_s_ttft_from_its_id(server: ServerProcess) -> 
     assert 3_950_000 < max(drawn) <= 4_000_000
 
 
-def test_writes_fall_on_the_clock_s_next_tick() -> None:
+def test_writes_are_on_clock_ticks() -> None:
     assert [Pace(tick_ms=1.0).on_tick(due_ns) for due_ns in (2_000_000, 2_000_001)] == [2_000_000, 3_000_000]
     assert Pace().on_tick(2_000_001) == 2_000_001

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.release import even_times, found_problems
+from scripts.release import even_times, release_problems
 
 
 def sdist(path: Path, time_s: int, names: list[str]) -> Path:
@@ -39,20 +39,22 @@ def test_two_sdists_of_the_same_files_have_the_same_bytes(tmp_path: Path) -> Non
     assert told == [("k/README.md", 1_700_000_000, "", 0o644), ("k/setup.py", 1_700_000_000, "", 0o644)]
 
 
-def test_a_release_needs_its_section_a_commit_and_a_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_needs_a_changelog_section_a_commit_and_a_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{name}_NAME", "n")
         monkeypatch.setenv(f"GIT_{name}_EMAIL", "e")
     (tmp_path / "CHANGELOG.md").write_text("## [Unreleased]\n")
     subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
-    assert list(found_problems(tmp_path, "1.2.0", publish=False)) == [
-        "CHANGELOG.md: no section [1.2.0]; expected one, with what [Unreleased] lists",
+    assert list(release_problems(tmp_path, "1.2.0", publish=False)) == [
+        "CHANGELOG.md: no section [1.2.0]; expected the entries of [Unreleased] in it",
         "the working tree has changes; expected a commit",
     ]
     (tmp_path / "CHANGELOG.md").write_text("## [1.2.0] - 2026-11-23\n")
     subprocess.run(["git", "add", "-A"], cwd=tmp_path, check=True)
     subprocess.run(["git", "commit", "-q", "-m", "x"], cwd=tmp_path, check=True)
-    assert not list(found_problems(tmp_path, "1.2.0", publish=False))
-    assert list(found_problems(tmp_path, "1.2.0", publish=True)) == ["HEAD has no tag v1.2.0; expected git tag v1.2.0"]
+    assert not list(release_problems(tmp_path, "1.2.0", publish=False))
+    assert list(release_problems(tmp_path, "1.2.0", publish=True)) == [
+        "HEAD has no tag v1.2.0; expected git tag v1.2.0"
+    ]
     subprocess.run(["git", "tag", "v1.2.0"], cwd=tmp_path, check=True)
-    assert not list(found_problems(tmp_path, "1.2.0", publish=True))
+    assert not list(release_problems(tmp_path, "1.2.0", publish=True))

@@ -148,7 +148,7 @@ def summary_lines(reader: TraceReader, summary: Summary) -> Iterator[str]:
             "status": _counted(summary.statuses),
             "endpoints": _counted(summary.endpoints),
             "prompt / output tokens": f"{summary.prompt_tokens:,} / {summary.output_tokens:,}",
-            "prompt ids": _prompt_ids(summary),
+            "prompt token counts": _prompt_counts(summary),
             "cached tokens": cached if summary.cached_reported else f"reported by no record{advice}",
             "requests without": ", ".join(without) or "none",
             "hashed": f"{_percent(summary.hashed_tokens, summary.prompt_tokens)} of prompt tokens, "
@@ -159,7 +159,15 @@ def summary_lines(reader: TraceReader, summary: Summary) -> Iterator[str]:
         }
     )
     yield "meta"
-    yield from _aligned(meta_object(reader.meta))
+    yield from _aligned(dict(_flat(meta_object(reader.meta))))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _aligned(values: Mapping[str, object]) -> Iterator[str]:
@@ -167,15 +175,15 @@ def _aligned(values: Mapping[str, object]) -> Iterator[str]:
     return (f"  {name:<{width}}  {value}" for name, value in values.items())
 
 
-def _prompt_ids(summary: Summary) -> str:
+def _prompt_counts(summary: Summary) -> str:
     """Share of records with as many token ids as the engine counted; by endpoint if some differ."""
     checked, wrong = summary.prompt_counts, summary.prompt_mismatches
     if not checked.total():
-        return "not checked: no record has both ids and the engine's count"
+        return "not checked: no record has token ids and the engine's count"
     shares = (f"{name} {_percent(count - wrong[name], count)}" for name, count in sorted(checked.items()))
     reason = f" ({', '.join(shares)}); hashes of the rest are not of the engine's blocks" if wrong.total() else ""
     equal = _percent(checked.total() - wrong.total(), checked.total())
-    return f"as many as the engine counted in {equal} of {checked.total():,} records{reason}"
+    return f"equal the engine's in {equal} of {checked.total():,} records{reason}"
 
 
 def _counted(counts: Counter[str]) -> str:

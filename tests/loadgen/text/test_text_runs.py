@@ -25,7 +25,7 @@ def run(url: str, folder: Path, *flags: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("api", "hashed"), [("chat", "engine"), ("responses", "tokenizer"), ("messages", "tokenizer")])
-def test_every_prompt_is_as_planned(sim_server: str, tmp_path: Path, api: str, hashed: str) -> None:
+def test_prompts_have_the_planned_tokens(sim_server: str, tmp_path: Path, api: str, hashed: str) -> None:
     with translating(sim_server) as url:
         summary = run(url, tmp_path, "--api", api)
     truth = summary["prompt_check"]

@@ -81,7 +81,7 @@ def test_one_seed_one_file(trace: Path) -> None:
     assert a != c
 
 
-def test_cold_prompts_hit_nothing(trace: Path) -> None:
+def test_cold_prompts_have_no_hits(trace: Path) -> None:
     _, warm = run(trace)
     meta, cold = run(trace, "--cold-prompts", output="cold.jsonl")
     assert sum(record.cached_tokens or 0 for record in warm) > 0
