@@ -121,7 +121,7 @@ def test_a_warm_up_is_a_closed_loop_of_single_requests(load: str) -> None:
     [
         ("--url http://a --number 1", "--parallel, --rate: missing; expected points such as --parallel 8,16,24"),
         ("--url http://a --parallel 8,x", "--parallel: '8,x'; expected numbers with commas"),
-        ("--url http://a --parallel 8,16 --rate 1,2 --number 1", "--parallel, --rate: several values of both; expected"),
+        ("--url http://a --parallel 8,16 --rate 1,2 --number 1", "--parallel, --rate: several values of both;"),
         ("--parallel 8 --variant '--url http://a'", "--variant: '--url http://a'; expected 'LABEL: FLAGS'"),
         (
             "--parallel 8 --variant 'A: --url http://a' --variant 'A: --url http://b'",

@@ -51,8 +51,8 @@ def test_ids_are_refused_and_the_message_names_text(tmp_path: Path) -> None:
     with text_server() as url, pytest.raises(InputError) as refused:
         main(["--url", url, "--model", "m", "-o", str(tmp_path / "t"), *FLAGS])
     assert str(refused.value) == (
-        "--api completions: the engine accepts text but no token ids (HTTP 400); expected --api chat, with --tokenizer PATH "
-        "for exact lengths"
+        "--api completions: the engine accepts text but no token ids (HTTP 400); expected --api chat, with --tokenizer "
+        "PATH for exact lengths"
     )
 
 
