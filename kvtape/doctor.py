@@ -1,4 +1,4 @@
-"""``kvtape doctor``: checks of this machine and an engine before a capture, with fixes."""
+"""``kvtape doctor``: checks of this machine and an engine (prefix cache, tokenizer) before a capture, with fixes."""
 
 import argparse
 import ctypes
@@ -156,7 +156,7 @@ def _clock(ahead_s: float | None) -> Check:
 
 
 def _is_synchronised() -> bool | None:
-    """Return whether the kernel or systemd reports a synchronized clock; None: unknown."""
+    """True if the kernel or systemd reports a synchronised clock; None: unknown."""
     adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None) if sys.platform == "linux" else None
     state = -1 if adjtimex is None else int(adjtimex(ctypes.create_string_buffer(TIMEX_BYTES)))
     if SYNCHRONISED_FILE.exists():
