@@ -131,7 +131,7 @@ def account_of(survey: Survey, fidelity: Fidelity, *, sent: int, stopped: str | 
     if missing and stopped is None:
         raise InputError(f"{survey.path}: {missing} requests neither sent nor left out; expected an unchanged trace")
     if missing:
-        not_sent[f"cut short ({stopped})"] = missing
+        not_sent[f"stopped ({stopped})"] = missing
     return Account(requests=survey.total, sent=sent, left_out=dict(sorted(survey.left_out.items())), not_sent=not_sent)
 
 

@@ -147,7 +147,7 @@ def main() -> int:
     load_core, _ = measuring_cores() if args.engine == "vllm" else (None, None)
     with on_core(load_core):
         page, lines = run_job(args.engine, work)
-    print(f"\nThe page: {page.as_uri()}", *lines, sep="\n")
+    print("", *lines, f"page: {page.as_uri()}", sep="\n")
     return 0
 
 
