@@ -19,7 +19,7 @@ def run_script(name: str, monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 @pytest.mark.parametrize("name", ["kvtape", "tap", "sim.exe"])
-def test_a_script_runs_the_command_of_its_name(
+def test_script_runs_the_command_of_the_script_name(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     programs = list[str]()
@@ -40,7 +40,7 @@ def test_a_script_runs_the_command_of_its_name(
         SimpleNamespace(submodule_search_locations=None, origin="/other/tap.py"),
     ],
 )
-def test_foreign_tap_is_detected_before_its_import(
+def test_foreign_tap_is_detected_before_import(
     spec: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(entry, "find_spec", lambda room: spec if room == "tap" else find_spec(room))

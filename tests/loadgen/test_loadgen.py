@@ -55,7 +55,7 @@ def test_sessions_go_on_from_the_real_answers(engine: Any, tmp_path: Path) -> No
     assert all(body["min_tokens"] == body["max_tokens"] and body["ignore_eos"] for body in engine.seen)
 
 
-def test_the_trace_tells_the_hits_that_the_engine_had(engine: Any, tmp_path: Path) -> None:
+def test_trace_records_prefix_hits(engine: Any, tmp_path: Path) -> None:
     """Real answers fed back: decode-filled blocks are hit, and the trace's hashes say exactly which."""
     trace = tmp_path / "t.jsonl"
     assert load(engine, trace, SESSIONS) == 0
@@ -78,7 +78,7 @@ def test_the_trace_tells_the_hits_that_the_engine_had(engine: Any, tmp_path: Pat
     assert {record.cached_tokens for record in records if record.turn == 1} == {0, 64}
 
 
-def test_hashes_and_ids_are_what_a_tap_with_this_key_records(engine: Any, tmp_path: Path) -> None:
+def test_hashes_and_ids_equal_a_tap_with_the_same_key(engine: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     assert load(engine, trace, SESSIONS) == 0
     _, records = load_trace(trace)
@@ -97,9 +97,7 @@ def test_hashes_and_ids_are_what_a_tap_with_this_key_records(engine: Any, tmp_pa
             assert len(chain) == ((turn.prompt_tokens or 0) + (turn.output_tokens or 0) - 1) // 16
 
 
-def test_without_ids_the_session_goes_on_from_stand_ins_and_says_so(
-    engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stand_in_tokens_without_token_ids(engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine.returns_ids = False
     assert load(engine, tmp_path / "t", SESSIONS) == 0
     assert "returned no token ids for 18 outputs" in capsys.readouterr().out
@@ -129,7 +127,7 @@ def test_a_url_alone_is_enough(
     assert (len(records), meta.workload and meta.workload.pattern) == (4, "closed loop")
 
 
-def test_an_slo_decides_the_exit_code_once_everything_is_told(
+def test_missed_slo_sets_the_exit_code_after_the_summary(
     engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = ["--rate", "100", "--number", "3", "--gpus", "2"]
@@ -172,7 +170,7 @@ def run_command(engine_url: str, trace: Path, *flags: str) -> "subprocess.Popen[
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_keeps_what_was_done(engine: Any, tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupt_completes_the_trace(engine: Any, tmp_path: Path, number: signal.Signals) -> None:
     engine.stalls = True
     trace = tmp_path / "t.jsonl"
     running = run_command(engine.url, trace, "--rate", "50", "--number", "1000")

@@ -83,14 +83,14 @@ def ordered(labels: str, points: Sequence[float], repeats: int) -> str:
     return " ".join(f"{label}{point:g}" for label, point, _ in in_order(labels, points, repeats))
 
 
-def test_labels_take_turns_and_turn_again_at_each_repeat() -> None:
+def test_label_order_alternates_and_reverses_at_each_repeat() -> None:
     assert ordered("AB", [8, 16, 24], 2) == "A8 B8 B16 A16 A24 B24 B8 A8 A16 B16 B24 A24"
     assert ordered("AB", [8, 16], 2) == "A8 B8 B16 A16 B8 A8 A16 B16"
     assert ordered("ABC", [8, 16], 1) == "A8 B8 C8 C16 B16 A16"
     assert ordered("A", [0.5, 1], 2) == "A0.5 A1 A0.5 A1"
 
 
-def test_each_run_is_a_command_of_its_own() -> None:
+def test_sweep_runs_are_separate_commands() -> None:
     words = "--rate 0.5,2 --parallel 9 --duration 60s --variant"
     plan = parse_sweep([*words.split(), "chat/A: --url http://a --header 'X: y'", "--variant", "B: --url http://b"])
     assert [run.name for run in plan.runs] == ["chat-A-rate0.5-r1", "B-rate0.5-r1", "B-rate2-r1", "chat-A-rate2-r1"]
@@ -129,7 +129,7 @@ def test_a_warm_up_is_a_closed_loop_of_single_requests(load: str) -> None:
         ),
     ],
 )
-def test_bad_flags_are_one_line_before_anything(flags: str, error: str) -> None:
+def test_bad_flags_are_one_line_before_any_request(flags: str, error: str) -> None:
     with pytest.raises(InputError) as raised:
         parse_sweep(shlex.split(flags))
     assert str(raised.value).startswith(error)
@@ -167,9 +167,7 @@ def test_a_and_b_get_the_same_load_each_on_an_empty_cache(
     assert [point["name"] for point in shown["points"]] == [f"{one} at concurrency {n}" for one in "AB" for n in (1, 2)]
 
 
-def test_without_a_reset_every_run_sends_other_tokens(
-    engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_different_tokens_without_cache_reset(engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine.has_reset = False
     assert main(sweep(tmp_path / "s", "--parallel", "1,2", "--url", engine.url)) == 0
     said = capsys.readouterr()
@@ -182,7 +180,7 @@ def test_without_a_reset_every_run_sends_other_tokens(
     assert len({nonce.partition("~")[0] for nonce in nonces}) == 1
 
 
-def test_a_failed_run_is_kept_and_the_next_goes_on(
+def test_failed_run_is_recorded_and_the_sweep_continues(
     engine: Any, sent: list[LoadConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     variants = ["--variant", f"A: --url {engine.url}", "--variant", f"B: --url {engine.url}/v1 --timeout 90s"]
@@ -203,7 +201,7 @@ def test_a_failed_run_is_kept_and_the_next_goes_on(
     assert [status for _, status in names(read_sweep(tmp_path / "s"))] == ["done"] * 4
 
 
-def test_only_the_same_sweep_goes_on_in_a_folder(engine: Any, sent: list[LoadConfig], tmp_path: Path) -> None:
+def test_folder_of_another_sweep_is_refused(engine: Any, sent: list[LoadConfig], tmp_path: Path) -> None:
     folder = tmp_path / "s"
     flags = sweep(folder, "--parallel", "1", "--url", engine.url)
     assert main(flags) == 0
@@ -220,7 +218,7 @@ def test_only_the_same_sweep_goes_on_in_a_folder(engine: Any, sent: list[LoadCon
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
-def test_a_sweep_that_was_ended_goes_on_with_what_is_missing(engine: Any, tmp_path: Path, ended_by: int) -> None:
+def test_interrupted_sweep_continues_with_missing_runs(engine: Any, tmp_path: Path, ended_by: int) -> None:
     folder, engine.has_reset = tmp_path / "s", False
     flags = sweep(folder, "--parallel", "1,2", "--url", engine.url)
     running = WarmPopen([sys.executable, "-m", "loadgen", *flags], stderr=subprocess.PIPE, text=True)

@@ -63,7 +63,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_is_refused_by_name(tmp_path: Path, traces: ModuleType, name: str) -> None:
+def test_bad_traces_are_refused(tmp_path: Path, traces: ModuleType, name: str) -> None:
     content, message = REFUSED[name]
     source = tmp_path / "trace.jsonl"
     source.write_text(content)
@@ -98,7 +98,7 @@ HANDLED: dict[str, tuple[str, list[tuple[str, float]]]] = {
 
 
 @pytest.mark.parametrize("name", HANDLED)
-def test_it_is_sent_all_the_same(tmp_path: Path, traces: ModuleType, runner: ModuleType, name: str) -> None:
+def test_unusual_requests_are_sent(tmp_path: Path, traces: ModuleType, runner: ModuleType, name: str) -> None:
     content, sent = HANDLED[name]
     source = tmp_path / "trace.jsonl"
     source.write_text(content)
@@ -159,7 +159,7 @@ ORDEALS = st.builds(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ordeal=ORDEALS)
 @example(ordeal=Ordeal([(0, "status", "error"), (0, "output_tokens", None)], sessions=True, failing={"b"}, shards=2))
-def test_whatever_a_record_says_the_trace_is_refused_or_every_request_accounted_for(
+def test_random_records_are_refused_or_accounted_for(
     tmp_path: Path, traces: ModuleType, runner: ModuleType, ordeal: Ordeal
 ) -> None:
     source = tmp_path / "mutated.jsonl"

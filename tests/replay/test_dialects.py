@@ -59,7 +59,7 @@ def session(tmp_path: Path, traces: ModuleType) -> Path:
 
 
 @pytest.mark.parametrize("name", WITH_IDS)
-def test_a_session_hits_what_it_hit_on_any_engine_that_tells_ids(
+def test_session_replay_hits_as_captured_with_token_ids(
     name: DialectName, start: Callable[[str], Any], session: Path, traces: ModuleType, runner: ModuleType
 ) -> None:
     engine = start(name)
@@ -88,7 +88,7 @@ def test_the_plain_api_makes_no_promises(
 
 
 @pytest.mark.parametrize("name", WITH_IDS)
-def test_the_shape_of_requests_is_told_as_each_engine_takes_it(
+def test_request_fields_by_dialect(
     name: DialectName, start: Callable[[str], Any], traces: ModuleType, runner: ModuleType, tmp_path: Path
 ) -> None:
     source = traces.written(
@@ -174,7 +174,7 @@ def test_a_reset_that_did_not_work_is_an_error(
         ({"/v1/models": "not JSON", "/props": "[]", "/metrics": "\x00\n\n"}, None, "no evidence of another engine"),
     ],
 )
-def test_an_engine_is_known_by_what_it_says(answers: dict[str, str], expected: Any, evidence: str) -> None:
+def test_engine_is_detected_by_its_responses(answers: dict[str, str], expected: Any, evidence: str) -> None:
     class Control(ControlClient):
         def __init__(self) -> None:
             """No connection."""

@@ -87,7 +87,7 @@ def test_tokens_and_bytes_are_those_of_the_golden_file(case: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["name"]))
-def test_the_golden_file_is_what_the_definition_says(case: dict[str, Any]) -> None:
+def test_golden_file_matches_the_definition(case: dict[str, Any]) -> None:
     tokens = prompt_of(case)
     assert tokens[: len(case["first_tokens"])] == case["first_tokens"]
     assert sha256(struct.pack(f"<{len(tokens)}I", *tokens)) == case["tokens_sha256"]
@@ -100,7 +100,7 @@ def test_the_golden_file_is_what_the_definition_says(case: dict[str, Any]) -> No
     st.integers(0, 999_990),
     st.integers(1, 1 << 31),
 )
-def test_pieces_are_cut_where_nobody_sees_it(keys: list[int], count: int, low: int, span: int) -> None:
+def test_draws_are_independent_of_chunks(keys: list[int], count: int, low: int, span: int) -> None:
     high = min(low + span, 1 << 31)
     made = expand_tokens(np.array(keys, dtype=np.uint64), count, Vocabulary(low, high))
     assert made.shape == (len(keys), count)

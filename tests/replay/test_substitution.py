@@ -233,7 +233,7 @@ def test_a_block_of_prompt_and_answer_is_both() -> None:
     assert (substitution.substituted_blocks, substitution.missed_blocks) == (1, 0)
 
 
-def test_what_went_out_made_up_stays_so_and_the_trace_says_it() -> None:
+def test_synthetic_tokens_stay_once_sent() -> None:
     substitution = OutputSubstitution(EXPANSION, {B: 0, C: 0})
     first = prompt_of(substitution, [A], 0, "first")
     early = substitution.blocks([A, B], RequestId("early"))  # open loop: its parent has not answered yet
@@ -245,7 +245,7 @@ def test_what_went_out_made_up_stays_so_and_the_trace_says_it() -> None:
     substitution.check_integrity()
 
 
-def test_one_hash_means_one_thing_when_two_answers_had_it() -> None:
+def test_equal_output_hashes_with_different_tokens() -> None:
     substitution = OutputSubstitution(EXPANSION, {B: 0})
     prompt = np_tokens(prompt_of(substitution, [A], 0, "first"))
     assert substitution.answered(RequestId("first"), [B], prompt, [1, 2, 3, 4, 5]) == [B]

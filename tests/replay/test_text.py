@@ -132,9 +132,7 @@ def chats(sim_server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
-def test_a_session_replay_in_words_hits_what_the_capture_hit(
-    sim_server: str, chats: Path, tmp_path: Path, api: str
-) -> None:
+def test_session_replay_in_words_hits_as_captured(sim_server: str, chats: Path, tmp_path: Path, api: str) -> None:
     """The embedded engine's prefix cache, over real sockets."""
     source = {record.request_id: record for record in load_trace(chats)[1]}
     out = tmp_path / "t.jsonl"
@@ -151,7 +149,7 @@ def test_a_session_replay_in_words_hits_what_the_capture_hit(
             assert record.cached_tokens == before.cached_tokens
 
 
-def test_an_output_that_repeats_the_prompt_is_told_from_a_template_without_room() -> None:
+def test_output_that_repeats_the_prompt_is_not_a_long_template() -> None:
     maker = text_replay()
     first = captured("a", [1, 2], 10, output=2, output_hashes=[3])
     before = sent(maker, first)

@@ -30,7 +30,7 @@ def test_merging(fields: dict[str, Any], patch: dict[str, Any], merged: dict[str
     assert json.dumps(fields) == before
 
 
-def test_a_header_tells_fields_and_numbers_but_no_text() -> None:
+def test_header_has_fields_and_numbers_but_no_text() -> None:
     fields = BodyFields(stream=False, extra={"a": [{"b": "secret"}], "c": {"d": True, "e": 1.5}})
     assert fields.described() == {
         "stream": False,

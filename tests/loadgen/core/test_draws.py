@@ -55,7 +55,7 @@ def test_arrays_mix_as_integers_do(values: list[int]) -> None:
 
 
 @given(st.integers(0, 1 << 32), st.lists(st.integers(0, 1 << 20), min_size=1, max_size=5), st.integers(0, 1 << 20))
-def test_many_draws_are_single_ones(seed: int, firsts: list[int], second: int) -> None:
+def test_array_draws_equal_single_draws(seed: int, firsts: list[int], second: int) -> None:
     at = np.array(firsts, dtype=np.uint64)[:, np.newaxis]
     drawn = draw_array(seed, Stream.PROMPT_LENGTH, at, np.array([second, 0], dtype=np.uint64))
     assert drawn.tolist() == [

@@ -25,7 +25,7 @@ BITS = draw_array(1, Stream.PROMPT_LENGTH, np.arange(50_000, dtype=np.uint64))
         ("zipf:1.5,10,1000", LengthDistribution(10, 1000, "zipf", exponent=1.5)),
     ],
 )
-def test_spans_are_read_and_said_back(text: str, span: LengthDistribution) -> None:
+def test_length_flags_round_trip(text: str, span: LengthDistribution) -> None:
     assert parse_lengths("--x", text, minimum=1, integers=True) == span
     assert str(span) == text
 
@@ -40,7 +40,7 @@ def test_bad_spans_name_their_flag(text: str) -> None:
 
 
 @pytest.mark.parametrize(("shape", "sd"), [("normal", 100), ("lognormal", 400)])
-def test_lengths_have_their_own_mean_and_deviation(shape: str, sd: float) -> None:
+def test_distributions_have_mean_and_deviation(shape: str, sd: float) -> None:
     drawn = quantities(LengthDistribution(1, 1e6, shape, mean=500, sd=sd), BITS)  # type: ignore[arg-type]
     assert drawn.mean() == pytest.approx(500, rel=0.02)
     assert drawn.std() == pytest.approx(sd, rel=0.05)
@@ -65,7 +65,7 @@ def test_zipf_lengths_fall_as_a_power(exponent: float) -> None:
     st.floats(0, 3),
     st.integers(0, 40_000),
 )
-def test_what_is_drawn_is_within_the_ends(shape: str, low: int, more: int, spread: float, start: int) -> None:
+def test_draws_are_within_bounds(shape: str, low: int, more: int, spread: float, start: int) -> None:
     span = LengthDistribution(low, low + more, shape, mean=low + 1, sd=spread * low, exponent=spread)  # type: ignore[arg-type]
     drawn = quantities(span, BITS[start : start + 100])
     assert drawn.min() >= low

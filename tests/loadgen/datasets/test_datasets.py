@@ -78,7 +78,7 @@ def request(name: str, arrival_ms: float, prompt_tokens: int, **more: Any) -> di
     return {"request_id": name, "arrival_ms": arrival_ms, "prompt_tokens": prompt_tokens} | more
 
 
-def test_a_turn_of_a_trace_is_what_its_prompt_has_more(tmp_path: Path) -> None:
+def test_new_tokens_of_a_trace_turn(tmp_path: Path) -> None:
     first = request("a", 1, 100, output_tokens=30)
     later = request("b", 9, 170, output_tokens=30, parent_id="a", think_ms=500)
     branch = request("c", 10, 180, output_tokens=30, parent_id="a")
@@ -136,7 +136,7 @@ def test_turns_choose_and_cut(three: Path) -> None:
         load(three, turns=LengthDistribution(4, 4))
 
 
-def test_flags_rule_over_what_a_dataset_says(three: Path) -> None:
+def test_flags_override_the_dataset(three: Path) -> None:
     *_, session = load(three, number=3)
     assert [turn.output_tokens for turn in session.turns] == [5, 5, 7]
     assert [turn.think_ms for turn in session.turns] == [0, 100, 100]

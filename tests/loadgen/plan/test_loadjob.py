@@ -30,7 +30,7 @@ def ids(sends: Iterable[Send]) -> list[RequestId]:
     return [send.build().request_id for send in sends]
 
 
-def test_a_closed_loop_begins_as_many_as_it_may() -> None:
+def test_closed_loop_fills_all_slots() -> None:
     closed = job(replace(CONFIG, rate=None, parallel=5))
     assert [Shard(index, 4).share_of(10) for index in range(4)] == [3, 3, 2, 2]
     assert len(ids(closed.open(UNSHARDED).plan())) == 5

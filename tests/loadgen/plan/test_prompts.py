@@ -108,7 +108,7 @@ def test_a_session_is_the_tokenizers_chat_to_the_token(tokenizer: WordTokenizer,
     assert (text_maker.counts.outputs, text_maker.counts.outputs_changed) == (1, 0)
 
 
-def test_the_engines_own_ids_say_which_answer_changed(tokenizer: WordTokenizer, target: TargetText) -> None:
+def test_reported_token_ids_show_the_changed_output(tokenizer: WordTokenizer, target: TargetText) -> None:
     prompt, text_maker = opened(target)
     told = [7, 8, 9]
     text = "time year people way"
@@ -140,7 +140,7 @@ def test_the_token_that_ended_an_answer_is_the_templates_to_write(target: Target
     assert second.conversation[2].ids.tolist() == [901, 902]
 
 
-def test_an_answer_nobody_told_the_ids_of_is_its_text_encoded(tokenizer: WordTokenizer, target: TargetText) -> None:
+def test_output_without_token_ids_is_encoded_text(tokenizer: WordTokenizer, target: TargetText) -> None:
     """Its length as generated says whether the text is those tokens; the engine is not needed to see that."""
     text_maker = TextMaker(target, tokenizer=tokenizer)
     prompt = ChatFirstPrompts(TextForm("messages", text_maker), PREFIX_TOKENS)(SESSION)

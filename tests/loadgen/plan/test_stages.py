@@ -76,7 +76,7 @@ def test_a_round_has_these_stages() -> None:
     ]
 
 
-def test_what_is_drawn_stays_in_its_span_and_is_another_seeds() -> None:
+def test_draws_stay_in_range_and_differ_by_seed() -> None:
     config = flags("--prompt-tokens 64:8000 --output-tokens 8:20 --seed 3")
     sessions = list(Workload(config))
     assert [session.index for session in sessions] == list(range(len(sessions)))
@@ -106,7 +106,7 @@ def sized(folder: Path, flags_beside: str = "", **engine: Any) -> tuple[str, int
     return str(config.prompt_tokens), config.parallel
 
 
-def test_it_sizes_itself_for_a_trace(tmp_path: Path) -> None:
+def test_calibration_load_is_sized_for_a_trace(tmp_path: Path) -> None:
     """Up to the longest prompt, and not under the usual concurrency; within what the trace's engine can hold."""
     assert sized(tmp_path) == ("64:9000", 8)
     assert sized(tmp_path, "--prompt-tokens 64:512") == ("64:512", 8)
@@ -136,7 +136,7 @@ def test_the_digest_is_this_on_every_machine() -> None:
         ("--procs 2", "--ray, --procs: with --pattern calibration"),
     ],
 )
-def test_flags_that_would_make_it_another_load_are_refused(text: str, message: str) -> None:
+def test_flags_that_change_the_calibration_load_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         flags(text)
 
@@ -173,7 +173,7 @@ def spells(plan_runner: ModuleType, config: LoadConfig, failing: frozenset[int] 
 
 
 @pytest.mark.parametrize("failing", [frozenset(), frozenset({2, 5, 9, 30})])
-def test_a_wave_begins_when_the_one_before_it_is_over(plan_runner: ModuleType, failing: frozenset[int]) -> None:
+def test_wave_starts_after_the_previous_wave(plan_runner: ModuleType, failing: frozenset[int]) -> None:
     """Also where sessions fail: one that does is over."""
     config = replace(SMALL, number=100)
     times, over_ms = spells(plan_runner, config, failing), 0.0
@@ -189,7 +189,7 @@ def test_a_wave_begins_when_the_one_before_it_is_over(plan_runner: ModuleType, f
         over_ms = max(times[session.index][1] for session in wave.sessions)
 
 
-def test_it_is_sent_and_recorded_with_its_sessions(engine: Any, tmp_path: Path) -> None:
+def test_dataset_is_sent_and_recorded_with_sessions(engine: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     text = "--pattern calibration --prompt-tokens 16:128 --output-tokens 2:4 --parallel 2 --number 10"
     assert main(["--url", engine.url, "-o", str(trace), *shlex.split(text)]) == 0

@@ -35,7 +35,7 @@ def write(path: Path, records: Sequence[Record]) -> Path:
 
 
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.zst", "t.jsonl.gz"])
-def test_parts_become_one_trace_in_finish_order(folder: Path, name: str) -> None:
+def test_parts_merge_in_finish_order(folder: Path, name: str) -> None:
     trace = folder / name
     parts = [
         write(part_path(trace, 0), [record("a", 0, 10), record("b", 5, 25)]),

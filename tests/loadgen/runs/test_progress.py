@@ -63,7 +63,7 @@ def test_workers_add_up(clock: list[float]) -> None:
         ((0.0, 0, 0), 200, 90.0, 90.0),
     ],
 )
-def test_time_left_follows_the_plan_and_the_pace_of_the_whole_run(
+def test_remaining_time_from_plan_and_mean_rate(
     seen: tuple[float, int, int], planned: int | None, last_send_s: float | None, left_s: float | None
 ) -> None:
     assert remaining_s(*seen, planned=planned, last_send_s=last_send_s) == left_s

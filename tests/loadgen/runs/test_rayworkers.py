@@ -40,7 +40,7 @@ class SkewedClock:
         return told_ns
 
 
-def test_the_quickest_answer_says_how_far_a_clock_is_ahead() -> None:
+def test_clock_offset_from_the_fastest_exchange() -> None:
     clock = SkewedClock(5_000_000, [900, 400, 1000, *[700] * CLOCK_SAMPLES])
     assert asyncio.run(clock_ahead_ns(clock.theirs, clock.ours)) == 5_000_000
 

@@ -127,9 +127,7 @@ def test_a_parent_that_is_gone_stops_the_run(engine: Any, tmp_path: Path) -> Non
     assert outcomes(parent.records()) == {"a": ("client_abort", None)}
 
 
-def test_an_error_in_the_plan_ends_the_run_with_it(
-    engine: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_error_ends_the_run(engine: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def broken() -> PlannedRequest:
         raise RuntimeError("the plan's own")
 
@@ -139,7 +137,7 @@ def test_an_error_in_the_plan_ends_the_run_with_it(
     assert "the plan's own" in capfd.readouterr().err
 
 
-def test_another_error_is_told_without_its_text(engine: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_error_is_reported_without_content(engine: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def broken() -> PlannedRequest:
         return request(str(int("canary")))
 
@@ -150,7 +148,7 @@ def test_another_error_is_told_without_its_text(engine: Any, tmp_path: Path, cap
     assert "base 10" not in said
 
 
-def test_nobody_at_the_url_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_unreachable_url_is_an_input_error(tmp_path: Path) -> None:
     parent = Parent("http://127.0.0.1:1", tmp_path / "t.jsonl")
     failed = parent.run(lambda: iter(sends("a")))
     assert isinstance(failed, Failed)

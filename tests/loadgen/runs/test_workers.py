@@ -36,7 +36,7 @@ def arguments(engine: Any, trace: Path, *flags: str) -> list[str]:
     return ["--url", engine.url, "-o", str(trace), *flags]
 
 
-def test_however_many_workers_it_is_one_run(engine: Any, folder: Path) -> None:
+def test_equal_run_with_any_number_of_workers(engine: Any, folder: Path) -> None:
     engine.answer = [2000, 2001, 2002]  # the same whoever asks first, so that later prompts are the same too
     seen, said, ids = [], [], []
     for procs in (1, 2, 3):
@@ -88,7 +88,7 @@ def wait_for(count: int, engine: Any, process: "subprocess.Popen[str]") -> None:
 ENDLESS = ("--pattern", "constant", "--rate", "40", "--number", "100000", "--output-tokens", "2", "--procs", "2")
 
 
-def test_when_a_worker_dies_the_others_stop_and_what_was_recorded_is_kept(engine: Any, folder: Path) -> None:
+def test_dead_worker_stops_the_run_and_records_stay(engine: Any, folder: Path) -> None:
     trace = folder / "t.jsonl"
     with running(engine, trace, *ENDLESS, "--json") as process:
         wait_for(40, engine, process)
@@ -107,7 +107,7 @@ def test_when_a_worker_dies_the_others_stop_and_what_was_recorded_is_kept(engine
     assert not [name for name in os.listdir(folder) if "part" in name]
 
 
-def test_an_interrupt_stops_all_workers_and_the_trace_is_whole(engine: Any, folder: Path) -> None:
+def test_interrupt_stops_all_workers_with_a_complete_trace(engine: Any, folder: Path) -> None:
     engine.stalls = True
     trace = folder / "t.jsonl.zst"
     with running(engine, trace, *ENDLESS) as process:
@@ -130,7 +130,7 @@ def end(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_second_interrupt_ends_it_at_once_and_leaves_the_parts(engine: Any, folder: Path) -> None:
+def test_second_interrupt_ends_at_once_and_leaves_the_parts(engine: Any, folder: Path) -> None:
     engine.stalls = True
     trace = folder / "t.jsonl"
     with running(engine, trace, *ENDLESS) as process, contextlib.ExitStack() as stack:

@@ -86,7 +86,7 @@ def test_texts_and_ids_on_every_engine(answer: Serve) -> None:
         assert tokenizer.decode([3, 5]) == "spelled"
 
 
-def test_conversations_where_the_engine_takes_them() -> None:
+def test_chat_apis_of_engines() -> None:
     with serving(vllm) as control:
         assert EngineTokenizer(control, "m").encode_chat(CHAT) == ids(rendered(CHAT))
     with serving(llama_cpp) as control:

@@ -61,7 +61,7 @@ def test_a_conversation_of_words_is_the_template_and_the_words(
     assert text_maker.length(conversation) == len(planned)
 
 
-def test_prompts_of_one_prefix_share_it_and_the_template_and_nothing_more(target: TargetText) -> None:
+def test_prompts_share_only_prefix_and_template(target: TargetText) -> None:
     text_maker = TextMaker(target)
     system = text_maker.sent_message(SyntheticMessage("system", 1, 100))
     first, second = (
@@ -98,7 +98,7 @@ def hash_of(word: str) -> int:
     return int.from_bytes(word.encode().rjust(8, b"\0")[-8:], "big")
 
 
-def test_a_tokenizer_that_merges_rows_is_caught() -> None:
+def test_tokenizer_that_merges_words_is_detected() -> None:
     """Each word alone and behind one other is one token; three in a row are not."""
 
     def merging(text: str) -> list[int]:
