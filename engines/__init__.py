@@ -1,1 +1,1 @@
-"""Engines; to add one: a ``Dialect`` in ``NAME.py``, its name in ``DialectName``, its value in ``DIALECTS``."""
+"""Inference engines. To add an engine: a ``Dialect`` in ``NAME.py``, listed in ``DialectName`` and ``DIALECTS``."""

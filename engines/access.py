@@ -1,4 +1,4 @@
-"""Access to an engine behind a door: keys, headers and TLS files, from one set of flags for every command."""
+"""Access to an engine: API keys, headers and TLS files, from the same flags in every command."""
 
 import argparse
 import os
@@ -15,7 +15,7 @@ from wire.tls import SYSTEM_TLS, Tls, client_context
 
 OPENAI_KEY, ANTHROPIC_KEY = "OPENAI_API_KEY", "ANTHROPIC_API_KEY"
 DEFAULT_PORTS = (8000, 30000, 8080, 11434, 1234)
-"""Ports of vLLM and TensorRT-LLM, SGLang, llama.cpp and mlx_lm, Ollama, LM Studio."""
+"""Default ports of vLLM and TensorRT-LLM, SGLang, llama.cpp and mlx_lm, Ollama, LM Studio."""
 REFUSED = frozenset({401, 403})
 """HTTP statuses for a missing or wrong key."""
 
@@ -26,30 +26,30 @@ ANTHROPIC_HOST = "anthropic.com"
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 SECRET_HEADER = re.compile(r"authorization|cookie|key|token|secret|password|credential|signature", re.IGNORECASE)
-OWN_HEADERS = frozenset(
+RESERVED_HEADERS = frozenset(
     {
         *("host", "content-length", "content-type", "transfer-encoding", "connection", "keep-alive", "te", "trailer"),
         *("upgrade", "expect", "accept", "accept-encoding", "proxy-connection", "x-request-id"),
     }
 )
-"""Headers that every request has already, or that would change its framing."""
+"""Headers that every request has, or that would change its framing; flags cannot set them."""
 
 
 class Access(msgspec.Struct, frozen=True, array_like=True):
-    """Headers and TLS of every request to an engine. Values of headers are secrets: in no file, text or argument."""
+    """Headers and TLS of every request to an engine. Header values are secrets, and are never printed or written."""
 
     headers: tuple[Header, ...] = ()
     tls: Tls = SYSTEM_TLS
     key_variable: str = OPENAI_KEY
-    """Environment variable of the API key, set or not."""
+    """Environment variable of the API key, whether set or not."""
     secrets: tuple[tuple[bytes, str], ...] = ()
-    """Headers with a secret, and the environment variable of each."""
+    """Headers with a secret, with their environment variables."""
 
     def __repr__(self) -> str:
         return f"Access({', '.join(name.decode() for name, _ in self.headers)})"
 
     def refusal(self, status: int, challenge: bytes = b"") -> str:
-        """Return the error of a 401 or 403: the variable to set. ``challenge``: the response's ``WWW-Authenticate``."""
+        """Return the error for a 401 or 403 with the variable to set. ``challenge``: ``WWW-Authenticate`` header."""
         passwords = [variable for name, variable in self.secrets if _is_basic(dict(self.headers)[name])]
         keys = [variable for _, variable in self.secrets if variable not in passwords]
         if _is_basic(challenge):
@@ -66,15 +66,15 @@ def _is_basic(value: bytes) -> bool:
 
 def _refused(status: int, secret: str, variables: Sequence[str]) -> str:
     named = " or ".join(f"${name}" for name in variables)
-    return named and f"HTTP {status} with the {secret} that was sent; expected a {secret} that it takes in {named}"
+    return named and f"HTTP {status} with the {secret} that was sent; expected a valid {secret} in {named}"
 
 
 OPEN = Access()
-"""Access without keys, by the system's authorities."""
+"""Access without keys, with the system's certificate authorities."""
 
 
 def add_access_arguments(parser: argparse.ArgumentParser, requests: str) -> None:
-    """Add the flags of ``read_access``; ``requests``: those that they hold for."""
+    """Add the flags of ``read_access``; ``requests``: the requests they apply to, for the help."""
     add = parser.add_argument_group("keys and TLS", f"for {requests}").add_argument
     add(
         "--api-key-env",
@@ -107,16 +107,16 @@ def read_access(
     url: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Access:
-    """Return the access that the flags and the environment tell; raises InputError, which never quotes a secret."""
+    """Return the access by flags and environment; raises InputError, which never quotes a secret."""
     headers = [*(_plain(text) for text in args.header), *(_from_variable(text, environ) for text in args.header_env)]
     secrets = [(name.encode(), variable) for name, _, variable in (text.partition("=") for text in args.header_env)]
     variable = args.api_key_env or (ANTHROPIC_KEY if api == "messages" else OPENAI_KEY)
     names = {name.lower() for name, _ in headers}
     if not names & {b"authorization", b"x-api-key"}:
         key = _key(variable, environ, required=args.api_key_env is not None)
-        own = _key_headers(key, api, url)
-        headers += own
-        secrets += [(own[0][0], variable)] if own else []
+        key_headers = _key_headers(key, api, url)
+        headers += key_headers
+        secrets += [(key_headers[0][0], variable)] if key_headers else []
     elif args.api_key_env is not None:
         raise InputError("--api-key-env: beside a header with a key; expected one of the two")
     if api == "messages" and ANTHROPIC_VERSION[0].lower() not in names:
@@ -137,14 +137,14 @@ def _key(variable: str, environ: Mapping[str, str], *, required: bool) -> bytes:
 
 
 def _key_headers(key: bytes, api: str | None, url: str | None) -> Sequence[Header]:
-    """Return the key as the API has it; vLLM and SGLang take one for every API in ``Authorization`` only."""
+    """Return the key headers of the API; vLLM and SGLang accept the key of every API only in ``Authorization``."""
     if not key:
         return ()
-    bearer, own = (b"Authorization", b"Bearer " + key), (b"X-Api-Key", key)
+    bearer, api_key = (b"Authorization", b"Bearer " + key), (b"X-Api-Key", key)
     if api != "messages":
         return (bearer,)
-    # Anthropic takes a bearer for another kind of secret, and refuses a key in it.
-    return (own,) if (urlsplit(url or "").hostname or "").endswith(ANTHROPIC_HOST) else (bearer, own)
+    # Anthropic reads a bearer as another kind of secret, and refuses an API key there.
+    return (api_key,) if (urlsplit(url or "").hostname or "").endswith(ANTHROPIC_HOST) else (bearer, api_key)
 
 
 def _plain(text: str) -> Header:
@@ -167,15 +167,15 @@ def _from_variable(text: str, environ: Mapping[str, str]) -> Header:
 def _checked_name(flag: str, name: str) -> str:
     if not HEADER_NAME.fullmatch(name):
         raise InputError(
-            f"{flag}: no header's name; expected {'NAME: VALUE' if flag == '--header' else 'NAME=VARIABLE'}"
+            f"{flag}: invalid header name; expected {'NAME: VALUE' if flag == '--header' else 'NAME=VARIABLE'}"
         )
-    if name.lower() in OWN_HEADERS:
-        raise InputError(f"{flag} {name}: every request has its own; expected another header")
+    if name.lower() in RESERVED_HEADERS:
+        raise InputError(f"{flag} {name}: reserved: kvtape sets it in every request; expected another header")
     return name
 
 
 def _value(flag: str, variable: str, environ: Mapping[str, str]) -> bytes:
-    # A name in small letters may be the secret itself, and is not repeated.
+    # A lower-case name may be the secret itself, and is not printed.
     shown = f"${variable}" if re.fullmatch(r"[A-Z_][A-Z0-9_]*", variable) else "this variable"
     if not environ.get(variable):
         raise InputError(f"{flag}: {shown} is not set; expected the name of an environment variable with the value")
@@ -184,5 +184,5 @@ def _value(flag: str, variable: str, environ: Mapping[str, str]) -> bytes:
 
 def _checked_value(flag: str, value: str) -> bytes:
     if not value or not value.isascii() or not value.isprintable() or value != value.strip():
-        raise InputError(f"{flag}: no header's value; expected one line of printable ASCII, without spaces around it")
+        raise InputError(f"{flag}: invalid header value; expected a line of printable ASCII without spaces around it")
     return value.encode()

@@ -1,8 +1,7 @@
-"""HTTP calls to an engine off the data plane, each bounded in bytes and in its whole time.
+"""HTTP calls to an engine off the data plane, with a limit on bytes and on total time.
 
-An engine may respond without end, or a byte a second. A limit on each read bounds neither, so the time is one deadline
-from connecting to the last byte, and a body is read no further than its limit. Connections and TLS are the
-data plane's own (``wire.client.pool``).
+An engine may respond without end, or with a byte a second. A timeout per read bounds neither, so a call has a deadline
+from connecting to the last byte, and a body is read up to its limit. Connections and TLS: ``wire.client.pool``.
 """
 
 import asyncio
@@ -18,33 +17,33 @@ from wire.url import Origin, parse_url
 
 MAX_BYTES = 1 << 20
 MAX_METRICS_BYTES = 4 << 20
-"""Bound for ``/metrics``: of vLLM some 100 KB an engine."""
+"""Limit of ``/metrics``: vLLM sends some 100 KB an engine."""
 MAX_IDS_BYTES = 16 << 20
-"""Bound for token ids: two million, with their commas."""
+"""Limit of a response with token ids: two million tokens, with their commas."""
 PROBE_S = 2.0
 BAD_REQUEST = 400
-"""Status of nginx and others for plain HTTP on a port of TLS."""
+"""Status of nginx and others for plain HTTP on a TLS port."""
 NO_CERTIFICATE = b"SSL certificate"
-"""In nginx's page for a client without a certificate, or with a wrong one: its handshake takes any."""
-CERTIFICATE_REFUSAL = "HTTP 400, no certificate that the server takes; expected --cert and --key with one"
-OTHER_SCHEME = "plain HTTP on a port that speaks TLS; expected https:// instead of http://"
+"""Text of nginx's error page for a missing or wrong client certificate: its handshake accepts any."""
+CERTIFICATE_REFUSAL = "HTTP 400, client certificate missing or refused; expected --cert and --key"
+TLS_PORT = "plain HTTP on a TLS port; expected https:// instead of http://"
 LOST = {
     "upstream_closed": "the server closed the connection; expected a response",
     "bad_response": "no HTTP response; expected a server of HTTP/1.1",
-    "tls_failed": "TLS: the server refused after the handshake; expected --cert and --key that it takes",
+    "tls_failed": "TLS: the server refused after the handshake; expected a valid --cert and --key",
 }
 
 
 class CallError(Exception):
-    """The call has no response that can be used; the text is the kind of failure and what was expected."""
+    """The call has no usable response; the message has the failure and the expectation."""
 
 
 class LateError(CallError):
-    """The response was not whole in time."""
+    """The response was not complete before the deadline."""
 
 
-def most_bytes(path: str) -> int:
-    """Return the most bytes to read of a page."""
+def max_page_bytes(path: str) -> int:
+    """Return the byte limit of a page."""
     return MAX_METRICS_BYTES if path == "/metrics" else MAX_BYTES
 
 
@@ -52,7 +51,7 @@ class _Reply:
     """Sink of one response."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.whole: asyncio.Future[Response | LossKind] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[Response | LossKind] = asyncio.get_running_loop().create_future()
         self._max_bytes = max_bytes
         self._status = 0
         self.challenge = b""
@@ -72,12 +71,12 @@ class _Reply:
             self._fail(f"response beyond {self._max_bytes} bytes; expected a shorter one")
 
     def response_end(self) -> None:
-        if not self.whole.done():
-            self.whole.set_result(Response(self._status, bytes(self._body), date=self._date))
+        if not self.result.done():
+            self.result.set_result(Response(self._status, bytes(self._body), date=self._date))
 
     def response_lost(self, kind: LossKind) -> None:
-        if not self.whole.done():
-            self.whole.set_result(kind)
+        if not self.result.done():
+            self.result.set_result(kind)
 
     def pause_request(self) -> None: ...
 
@@ -85,12 +84,12 @@ class _Reply:
 
     def _fail(self, text: str) -> None:
         self._body.clear()
-        if not self.whole.done():
-            self.whole.set_exception(CallError(text))
+        if not self.result.done():
+            self.result.set_exception(CallError(text))
 
 
 class Calls:
-    """Calls to one engine over kept connections."""
+    """Calls to one engine over keep-alive connections."""
 
     def __init__(self, origin: Origin, access: Access = OPEN) -> None:
         self._origin, self._access = origin, access
@@ -101,18 +100,18 @@ class Calls:
         request = self._request(path, body)
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._exchange(self._pool.take_idle(), request, max_bytes)
+                response = await self._exchange(self._pool.pop_idle(), request, max_bytes)
         except TimeoutError:
-            raise LateError(f"no whole response within {timeout_s:g} s; expected one in time") from None
+            raise LateError(f"no complete response within {timeout_s:g} s; expected a faster one") from None
         except ConnectError as error:
             kind = LateError if error.kind == "connect_timeout" else CallError
             raise kind(error.reason) from None
-        # nginx, Apache and Go name HTTPS in the 400 that they give plain HTTP; other engines' 400 is no reason to wait.
-        unheard = not isinstance(response, Response) or (
+        # nginx, Apache and Go mention HTTPS in their 400 to plain HTTP; other 400 responses need no TLS probe.
+        maybe_tls = not isinstance(response, Response) or (
             response.status == BAD_REQUEST and b"HTTPS" in response.content
         )
-        if unheard and self._origin.scheme == "http" and await speaks_tls(self._origin, PROBE_S):
-            raise CallError(OTHER_SCHEME)
+        if maybe_tls and self._origin.scheme == "http" and await speaks_tls(self._origin, PROBE_S):
+            raise CallError(TLS_PORT)
         if not isinstance(response, Response):
             raise CallError(LOST.get(response, response.replace("_", " ")))
         return response
@@ -122,7 +121,7 @@ class Calls:
         self._pool.close()
 
     def _request(self, path: str, body: bytes | None) -> bytes:
-        # A compressed body could be large again: identity is asked for, and another coding refused.
+        # A compressed body could exceed the limit when decoded: only identity is accepted.
         headers = [(b"Host", self._origin.host_header), (b"Accept", b"*/*"), (b"Accept-Encoding", b"identity")]
         if body is not None:
             headers += [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
@@ -130,13 +129,13 @@ class Calls:
         line = b"%b %b HTTP/1.1" % (method, self._origin.target(path))
         return serialise_head(line, (*headers, *self._access.headers)) + (body or b"")
 
-    async def _exchange(self, kept: ServerConnection | None, request: bytes, max_bytes: int) -> Response | LossKind:
-        """Send the request; a second time on a new connection if the server had closed the kept one."""
-        connection = kept or await self._pool.connect()
+    async def _exchange(self, idle: ServerConnection | None, request: bytes, max_bytes: int) -> Response | LossKind:
+        """Send the request; retry on a new connection if the server had closed the idle connection."""
+        connection = idle or await self._pool.connect()
         reply = _Reply(max_bytes)
         try:
             connection.start(request, reply)
-            response = await reply.whole
+            response = await reply.result
         except BaseException:
             connection.abort()
             raise
@@ -151,7 +150,7 @@ class Calls:
 
 
 class BlockingCalls:
-    """Calls to one engine from a process without an event loop, over kept connections; a context manager."""
+    """Calls to one engine without a running event loop, over keep-alive connections; a context manager."""
 
     def __init__(self, url: str, timeout_s: float, access: Access = OPEN) -> None:
         self._calls = Calls(parse_url(url), access)
@@ -166,7 +165,7 @@ class BlockingCalls:
 
     def get(self, path: str) -> Response:
         """Return the response to a GET; raises CallError."""
-        return self._run(path, None, most_bytes(path))
+        return self._run(path, None, max_page_bytes(path))
 
     def post(self, path: str, body: bytes) -> Response:
         """Return the response to a POST of JSON; raises CallError."""
@@ -178,7 +177,7 @@ class BlockingCalls:
 
     async def _closed(self) -> None:
         self._calls.close()
-        await asyncio.sleep(0)  # lets the transports see it
+        await asyncio.sleep(0)  # lets the transports close
 
     def _run(self, path: str, body: bytes | None, max_bytes: int) -> Response:
         return self._runner.run(self._calls.call(path, body=body, timeout_s=self._timeout_s, max_bytes=max_bytes))

@@ -1,4 +1,4 @@
-"""Control calls to an engine, before and after a run, the prefix cache's reset included."""
+"""Control calls to an engine before and after a run: model, facts, prefix cache reset."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from engines.access import OPEN, Access
-from engines.calls import BlockingCalls, CallError, Calls, most_bytes
+from engines.calls import BlockingCalls, CallError, Calls, max_page_bytes
 from engines.detection import DIALECTS
 from engines.dialect import Control, Dialect, Response
 from engines.facts import PAGES, EngineFacts, add_settings, first_model, read_facts, settings_pages
@@ -17,16 +17,16 @@ from wire.url import Origin
 
 CONTROL_TIMEOUT_S = 30.0
 PAGE_TIMEOUT_S = 2.0
-"""Time that one page may take while traffic is recorded."""
+"""Timeout of a page while traffic is recorded."""
 
 
 class ControlClient:
-    """Control calls to one target; a context manager. An ``engines.dialect.Control``."""
+    """Control calls to one engine; a context manager, and an ``engines.dialect.Control``."""
 
     def __init__(self, url: str, access: Access = OPEN, *, timeout_s: float = CONTROL_TIMEOUT_S) -> None:
         self.url, self.access = url.rstrip("/"), access
         self.date = ""
-        """``Date`` header of the last GET; empty: none was sent, or the call failed."""
+        """``Date`` header of the last GET; empty: no header, or the call failed."""
         self._calls = BlockingCalls(self.url, timeout_s, access)
 
     def __enter__(self) -> "ControlClient":
@@ -36,7 +36,7 @@ class ControlClient:
         self._calls.close()
 
     def resolve_model(self, model: str) -> str:
-        """Return ``model``, or for ``auto`` the first of ``/v1/models``; raises InputError if none is there."""
+        """Return ``model``, or for ``auto`` the first model of ``/v1/models``; raises InputError without a model."""
         try:
             response = self._get("/v1/models")
         except CallError as error:
@@ -84,7 +84,7 @@ class ControlClient:
 
 
 async def learn_engine_facts(origin: Origin, access: Access = OPEN) -> EngineFacts:
-    """Return the facts of one engine, its pages read at the same time; a page that is late tells nothing."""
+    """Return the facts of an engine (block size, KV cache, load) from its pages, read concurrently."""
     facts = replace(_facts_of(await read_pages(origin, PAGES, access)), origin=origin)
     settings = await read_pages(origin, settings_pages(facts), access) if settings_pages(facts) else []
     return add_settings(facts, next((page.text for page in settings if page.text), ""))
@@ -97,15 +97,15 @@ def _facts_of(pages: "Sequence[Page]") -> EngineFacts:
 
 
 class Page(NamedTuple):
-    """Text of a page; empty if it did not come in time, in full and with status 200."""
+    """Text of a page; empty unless complete, in time and with status 200."""
 
     text: str
     problem: str | None = None
-    """Reason why it did not come, for the user; null: it came, or is not there."""
+    """Reason for a page that could not be read, for the user; None: read, or absent."""
 
 
 async def read_pages(origin: Origin, paths: Sequence[str], access: Access = OPEN) -> list[Page]:
-    """Return each page, all read at the same time."""
+    """Return the pages in order, read concurrently."""
     calls = Calls(origin, access)
     try:
         return await asyncio.gather(*(_page(calls, path) for path in paths))
@@ -115,7 +115,7 @@ async def read_pages(origin: Origin, paths: Sequence[str], access: Access = OPEN
 
 async def _page(calls: Calls, path: str) -> Page:
     try:
-        return _page_of(path, await calls.call(path, timeout_s=PAGE_TIMEOUT_S, max_bytes=most_bytes(path)))
+        return _page_of(path, await calls.call(path, timeout_s=PAGE_TIMEOUT_S, max_bytes=max_page_bytes(path)))
     except CallError as error:
         return Page("", f"{path}: {error}")
 
@@ -127,19 +127,19 @@ def _page_of(path: str, response: Response) -> Page:
 
 
 def reset_prefix_cache(control: Control, dialect: Dialect, probe: bytes) -> str | None:
-    """Reset, and check that the cache is empty; return a note if that could not be checked.
+    """Reset the prefix cache and check that it is empty; return a note if the check is not possible.
 
-    ``probe`` is the body of a request for a prompt of two blocks, new in every call. It is sent before and after the
-    reset: the second time none of it may be cached. A last reset takes the probe itself out of the cache. Where a
-    further tier keeps what is displaced, the probe is displaced first.
+    ``probe`` is the body of a request with a new prompt of two blocks. The probe is sent before and after the reset:
+    the second response must report no cached tokens. A final reset evicts the probe itself. If a further cache tier
+    holds evicted prompts, the probe is moved to this tier before the reset.
     Raises InputError if the engine has no reset or the reset does not work.
     """
     reset = dialect.reset_cache
     if reset is None:
-        able = ", ".join(name for name, other in DIALECTS.items() if other.reset_cache is not None)
-        raise InputError(f"--reset-cache: not known how with --dialect {dialect.name}; expected {able}")
+        supported = ", ".join(name for name, candidate in DIALECTS.items() if candidate.reset_cache is not None)
+        raise InputError(f"--reset-cache: not supported with --dialect {dialect.name}; expected {supported}")
     if dialect.has_reset(control) is False:
-        reset(control)  # raises with its reason, before the probe's blocks are in the cache for good
+        reset(control)  # raises with its reason, before the probe's blocks are cached permanently
     probed_cached_tokens(control, dialect, probe, "--reset-cache")
     if dialect.displace is not None:
         dialect.displace(control)
@@ -147,7 +147,7 @@ def reset_prefix_cache(control: Control, dialect: Dialect, probe: bytes) -> str 
     cached_tokens = probed_cached_tokens(control, dialect, probe, "--reset-cache")
     reset(control)
     if cached_tokens is None:
-        return "--reset-cache: done, but the engine reports no cached tokens, so whether it worked is not known"
+        return "--reset-cache: sent, but not verified: the engine reports no cached tokens"
     if cached_tokens > 0:
         raise InputError(
             f"--reset-cache: {cached_tokens} tokens still cached after {dialect.name}'s reset; expected none"
@@ -157,8 +157,8 @@ def reset_prefix_cache(control: Control, dialect: Dialect, probe: bytes) -> str 
 
 
 def probed_cached_tokens(control: Control, dialect: Dialect, probe: bytes, flag: str) -> int | None:
-    """Return the cached tokens of one small request; null: not reported. Raises InputError that names ``flag``."""
+    """Return the cached tokens of one small request; None: not reported. Raises InputError that names ``flag``."""
     response = control.post(dialect.path, probe)
     if not response.is_success:
-        raise InputError(f"{flag}: the check's own request gave {response.failure('200')}")
+        raise InputError(f"{flag}: the probe request gave {response.failure('200')}")
     return parse_answer(dialect.path, [(0, response.content)], stream=False).cached_tokens

@@ -1,7 +1,7 @@
-"""Known engines, and the recognition of a target as one of them.
+"""Registry of engine dialects, and the detection of an engine's dialect.
 
-Evidence, in this order: ``owned_by`` in the model list, the beginning of its metrics' names, pages that only one engine
-serves. A router may answer for itself and is taken for the engine it names; ``--dialect`` then names the real engine.
+Evidence, in order: ``owned_by`` in the model list, the prefix of metric names, pages that only one engine serves. A
+router may respond with its own model list; ``--dialect`` then names the engine behind the router.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,48 +24,48 @@ CHOICES = (AUTO, *get_args(DialectName))
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """A target's dialect and the evidence for it."""
+    """The detected dialect of an engine, with the evidence."""
 
     dialect: Dialect
     evidence: str
     """For a note; empty: the user named the dialect."""
     certain: bool = True
-    """False: no evidence, so only the plain API may be relied on."""
+    """False: no evidence, so only documented fields of OpenAI's API are used."""
 
 
-def find_dialect(control: Control, asked: str) -> Recognised:
-    """Return the dialect asked for, or for ``auto`` the target's own. Raises InputError for an unknown name."""
-    if asked != AUTO:
+def find_dialect(control: Control, requested: str) -> Recognised:
+    """Return the requested dialect, or for ``auto`` the detected dialect. Raises InputError for an unknown name."""
+    if requested != AUTO:
         for name, dialect in DIALECTS.items():
-            if asked == name:
+            if requested == name:
                 return Recognised(dialect, "")
-        raise InputError(f"--dialect: {asked!r}; expected one of {AUTO}, {', '.join(DIALECTS)}")
+        raise InputError(f"--dialect: {requested!r}; expected one of {AUTO}, {', '.join(DIALECTS)}")
     plain = Recognised(OPENAI, "no evidence of another engine", certain=False)
     return _by_models(control) or _by_metrics(control) or _by_pages(control) or plain
 
 
 def dialect_of_metrics(names: Iterable[str]) -> Dialect | None:
-    """Return the engine that gives its metrics such names; null: none known."""
-    found = list(names)
+    """Return the engine by the prefix of its metric names; None: unknown."""
+    metric_names = list(names)
     for dialect in DIALECTS.values():
         prefix = dialect.metric_prefix
-        if prefix is not None and any(name.startswith(prefix) for name in found):
+        if prefix is not None and any(name.startswith(prefix) for name in metric_names):
             return dialect
     return None
 
 
 def dialect_of_owner(owner: object) -> Dialect | None:
-    """Return the engine that names itself so in ``/v1/models``; null: none known."""
-    return next((each for each in DIALECTS.values() if each.owner is not None and each.owner == owner), None)
+    """Return the engine by ``owned_by`` of ``/v1/models``; None: unknown."""
+    return next((dialect for dialect in DIALECTS.values() if owner is not None and dialect.owner == owner), None)
 
 
-def recognition_notes(found: Recognised) -> list[str]:
-    """Return a note on the evidence for a run's summary; its start line has it already."""
-    return [f"--dialect auto: {found.dialect.name}, {found.evidence}"] if found.evidence else []
+def recognition_notes(recognised: Recognised) -> list[str]:
+    """Return a note on the evidence, for the run's summary; the start line shows the evidence already."""
+    return [f"--dialect auto: {recognised.dialect.name}, {recognised.evidence}"] if recognised.evidence else []
 
 
 def dialect_notes(dialect: Dialect) -> list[str]:
-    """Return a note on the dialect's limits, if it has some."""
+    """Return a note if the dialect cannot set the number of output tokens."""
     if dialect.exact_lengths:
         return []
     return [f"dialect {dialect.name}: outputs may end early; --dialect names the real engine"]
@@ -75,7 +75,7 @@ def _by_models(control: Control) -> Recognised | None:
     listed = _object(control.text("/v1/models")).get("data")
     first = listed[0] if isinstance(listed, list) and listed else None
     dialect = dialect_of_owner(first.get("owned_by") if isinstance(first, dict) else None)
-    return None if dialect is None else Recognised(dialect, "as /v1/models says")
+    return None if dialect is None else Recognised(dialect, "by owned_by in /v1/models")
 
 
 def _by_metrics(control: Control) -> Recognised | None:
@@ -94,5 +94,5 @@ def _by_pages(control: Control) -> Recognised | None:
 
 def _object(text: str) -> dict[str, object]:
     """Return the JSON object in a text; empty for any other text."""
-    found = decoded(text)
-    return found if isinstance(found, dict) else {}
+    value = decoded(text)
+    return value if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""Dialect of an engine: fields, names and calls as its own source reads them; no engine gets the fields of another."""
+"""Dialect of an engine: request fields, metric names and control calls, as in the engine's source code."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,29 +13,29 @@ DialectName = Literal["vllm", "sglang", "llamacpp", "trtllm", "openai"]
 
 COMPLETIONS_PATH = "/v1/completions"
 MAX_TEXT_CHARS = 200
-"""A longer version or model name is none."""
+"""Limit of a version or model name; longer texts are ignored."""
 MAX_DIGITS = 15
 USAGE: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
 GREEDY: Mapping[str, Any] = {"temperature": 0}
-"""Two runs of one workload get the same outputs as far as the engine can repeat them."""
-PAST_ITS_END: Mapping[str, Any] = {"ignore_eos": True, **GREEDY}
-WITH_IDS: Mapping[str, Any] = {**PAST_ITS_END, "return_token_ids": True}
+"""Greedy decoding: two runs of a workload get equal outputs, as far as the engine is deterministic."""
+IGNORE_EOS: Mapping[str, Any] = {"ignore_eos": True, **GREEDY}
+WITH_IDS: Mapping[str, Any] = {**IGNORE_EOS, "return_token_ids": True}
 NOT_IMPLEMENTED = 501
 BOTH_LENGTHS = ("max_tokens", "min_tokens")
 
 LoraFields = Callable[[str, str], dict[str, Any]]
-"""Returns the fields that select an adapter, for the model's name and the adapter's; raises InputError."""
+"""Maps the names of a model and an adapter to the request fields that select the adapter; raises InputError."""
 
 
 class Response(NamedTuple):
-    """A control call's response."""
+    """Response of a control call."""
 
     status: int
     content: bytes
     refusal: str = ""
-    """Error of a response for want of a key or a certificate, with the flag or variable to set. Empty: another."""
+    """Error for a missing key or certificate, with the flag or variable to set. Empty: not refused."""
     date: str = ""
-    """Its ``Date`` header. Empty: none."""
+    """``Date`` header. Empty: absent."""
 
     @property
     def is_success(self) -> bool:
@@ -50,7 +50,7 @@ class Response(NamedTuple):
         return self.refusal or f"HTTP {self.status}"
 
     def failure(self, expected: str) -> str:
-        """Return the error of a response without success."""
+        """Return the error message of an unsuccessful response."""
         return self.refusal or f"HTTP {self.status}; expected {expected}"
 
 
@@ -61,86 +61,86 @@ class Control(Protocol):
         """Return the body of a GET; empty on any failure."""
 
     def status(self, path: str) -> int | None:
-        """Return the HTTP status of a GET; null: no response."""
+        """Return the HTTP status of a GET; None: no response."""
 
     def post(self, path: str, body: bytes = b"") -> Response:
         """Return the response to a POST; raises InputError if the engine cannot be reached."""
 
 
-def not_told(control: Control) -> bool | None:
-    """Return null: no harmless call to this engine tells."""
+def not_reported(control: Control) -> bool | None:
+    """Return None: no call reports it without changing the prefix cache."""
     return None
 
 
 def adapter_as_model(model: str, adapter: str) -> dict[str, Any]:
-    """Return the adapter as a model of its own name."""
+    """Return fields that select the adapter as a model name."""
     return {"model": adapter}
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Request fields, names and calls of one engine."""
+    """An engine's request fields for exact token counts, metric names, prefix cache reset and token-id support."""
 
     name: DialectName
     owner: str | None = None
-    """``owned_by`` in the engine's own ``/v1/models``. Null: the engine is not recognised by it."""
+    """``owned_by`` in the engine's ``/v1/models``. None: not used for detection."""
     metric_prefix: str | None = None
-    """Beginning of the engine's metric names. Null: the engine is not recognised by it."""
+    """Prefix of the engine's metric names. None: not used for detection."""
     pages: Mapping[str, str] = field(default_factory=dict)
-    """Paths that only this engine serves, each with a key of the JSON object there."""
+    """Paths that only this engine serves, with a key of their JSON object."""
     read_settings: Callable[[Mapping[str, Any]], Engine] | None = None
-    """Return the engine that the JSON object of ``pages`` tells of. Null: they tell no settings."""
+    """Returns the engine settings in the JSON object of ``pages``. None: the pages have no settings."""
     gauges: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Metric names, newest first, of each gauge: running, waiting, kv_usage, prefix_queries, prefix_hits,
-    preemptions. A name may be a sum: ``a + b``."""
+    preemptions. A formula may be a sum: ``a + b``."""
     reset_cache: Callable[[Control], None] | None = None
-    """Empty the prefix cache; raises InputError if that fails. Null: the engine has no call for it."""
+    """Resets the prefix cache; raises InputError on failure. None: the engine has no reset."""
     displace: Callable[[Control], None] | None = None
-    """Move cached prompts to a tier that a reset may not reach, for the check of it. Null: the engine has none."""
+    """Moves cached prompts to a tier that a reset may not reach, to check the reset. None: no such tier."""
     reset_hint: str = ""
-    """Advice in the error for a cache that is not empty after its reset."""
-    has_reset: Callable[[Control], bool | None] = not_told
-    """Whether ``reset_cache`` would work, by a call that changes nothing. Null: not told."""
+    """Advice in the error for a prefix cache that is not empty after its reset."""
+    has_reset: Callable[[Control], bool | None] = not_reported
+    """Returns whether ``reset_cache`` would work, by a read-only call. None: not reported."""
     reset_setting: str = ""
-    """Setting of the engine that gives it the reset. Empty: none is needed, or known."""
-    reports_cached: Callable[[Control], bool | None] = not_told
-    """Whether usage has cached tokens, by a call that changes nothing. Null: not told before the first response."""
+    """Engine setting that enables the reset. Empty: none is needed, or known."""
+    reports_cached: Callable[[Control], bool | None] = not_reported
+    """Returns whether usage has cached tokens, by a read-only call. None: unknown before the first response."""
     cached_setting: str = ""
-    """Setting of the engine with which usage has cached tokens. Empty: none is needed, or known."""
+    """Engine setting that adds cached tokens to usage. Empty: none is needed, or known."""
     injectable: frozenset[str] = frozenset()
-    """Fields a proxy may add and remove again unseen: ``usage``, ``token-ids``."""
+    """Response fields that a proxy can request and remove transparently: ``usage``, ``token-ids``."""
     tokenizes_content: bool = False
-    """Whether ``/tokenize`` takes llama.cpp's fields instead of vLLM's."""
+    """True: ``/tokenize`` takes llama.cpp's fields instead of vLLM's."""
     path: str = COMPLETIONS_PATH
-    """Where prompts of token ids go."""
+    """Endpoint for prompts of token ids."""
     lengths: tuple[str, ...] = ("max_tokens",)
-    """Fields for the number of tokens to generate, for each choice."""
+    """Fields for the number of output tokens of each choice."""
     constant: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of every such request."""
+    """Constant fields of these requests."""
     asks_usage: bool = True
-    """True: a stream has usage only where the request asks for it."""
+    """True: a stream has usage only if the request has ``stream_options``."""
     choices: str = "n"
-    """The field for several outputs of one prompt."""
+    """Field for the number of outputs of a prompt."""
     priority: str | None = "priority"
-    """Null: the engine has another scale of priorities than the trace."""
+    """Field for the scheduling priority. None: the engine's priority scale differs from the trace's."""
     prompt_logprobs: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that ask for the prompt's log probabilities, in streams too. Empty: a stream has none."""
+    """Fields that request prompt log probabilities, also in streams. Empty: not supported in streams."""
     lora: LoraFields = adapter_as_model
     lora_needs_map: bool = False
-    """True: an adapter's name alone does not select it."""
+    """True: the adapter's name is not sufficient to select it."""
     chat_lengths: tuple[str, ...] = ("max_tokens",)
     chat_constant: Mapping[str, Any] = field(default_factory=dict)
     chat_stream_without: frozenset[str] = frozenset()
-    """Fields of ``chat_constant`` that a streamed chat must leave out."""
+    """Fields of ``chat_constant`` that a streamed chat must omit."""
     responses_headroom: int = 0
-    """Tokens by which an output of ``/v1/responses`` is shorter than ``max_output_tokens``."""
+    """Tokens by which the output of ``/v1/responses`` is shorter than ``max_output_tokens``."""
     exact_lengths: bool = True
-    """True: the output's length can be set exactly."""
+    """True: the number of output tokens can be set exactly."""
     returns_ids: bool = True
-    """True: the response to a token-id prompt holds the output's ids."""
+    """True: the response to a token-id prompt has the output token ids."""
 
     def completion_fields(self, model: str, tokens: int, *, stream: bool) -> dict[str, Any]:
-        """Return all fields but the prompt of a request for exactly ``tokens`` tokens, as far as the engine allows."""
+        """Return all fields except the prompt for ``tokens`` output tokens, exact if the engine supports it."""
         usage = USAGE if stream and self.asks_usage else {}
         return {"model": model, **dict.fromkeys(self.lengths, tokens), **self.constant, "stream": stream, **usage}
 
@@ -151,7 +151,7 @@ class Dialect:
         return {"model": model, **dict.fromkeys(self.chat_lengths, tokens), **constant, "stream": stream, **usage}
 
     def shape_fields(self, *, n: int | None, priority: int | None, prompt_logprobs: bool = False) -> dict[str, Any]:
-        """Return the fields for the rest of a captured request's shape."""
+        """Return the fields for the choices, priority and prompt log probabilities of a captured request."""
         shape: dict[str, Any] = dict(self.prompt_logprobs) if prompt_logprobs else {}
         if n is not None:
             shape[self.choices] = n
@@ -170,26 +170,26 @@ def post_reset(control: Control, path: str, expected: str, *, unsupported: str =
 
 
 def decoded(text: str | bytes) -> Any:
-    """Return a JSON text's value; null for any other text."""
+    """Return the value of a JSON text; None: invalid JSON."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def told_count(value: object) -> int | None:
-    """Return a positive number that an engine told of itself; null: it is none."""
+def reported_count(value: object) -> int | None:
+    """Return a positive number that an engine reports, such as its block size; None: invalid."""
     if isinstance(value, str) and value.isdecimal() and len(value) <= MAX_DIGITS:
         value = int(value)
     return value if type(value) is int and 0 < value < MAX_REPORTED else None
 
 
-def told_text(value: object) -> str | None:
-    """Return a short text that an engine told of itself; null: it is none."""
+def reported_text(value: object) -> str | None:
+    """Return a short printable text that an engine reports; None: invalid."""
     return value if isinstance(value, str) and len(value) <= MAX_TEXT_CHARS and value.isprintable() else None
 
 
-# Any other server of OpenAI's API: only documented fields, none of which sets an output's length exactly.
+# Any other server of OpenAI's API: documented fields only, none of which sets an exact number of output tokens.
 OPENAI = Dialect(
     "openai",
     constant=GREEDY,

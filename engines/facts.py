@@ -1,4 +1,4 @@
-"""Facts of an engine from ``/version``, ``/metrics`` and ``/v1/models``; a text that is not understood is no error."""
+"""Facts of an engine (version, block size, KV cache, load) from ``/version``, ``/metrics`` and ``/v1/models``."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from engines.detection import DIALECTS, dialect_of_metrics, dialect_of_owner
-from engines.dialect import DialectName, decoded, told_count, told_text
+from engines.dialect import DialectName, decoded, reported_count, reported_text
 from engines.vllm import EMBEDDED_NAME
 from tracefile.hashing.blockhash import DEFAULT_BLOCK_SIZE
 from tracefile.records.schema import Engine
@@ -18,23 +18,23 @@ from wire.url import Origin
 CONFIG_METRIC = "vllm:cache_config_info"
 
 PAGES = ("/version", "/metrics", "/v1/models")
-"""Pages whose texts ``read_facts`` takes, in this order."""
+"""Pages of ``read_facts``, in the order of its arguments."""
 MEAN_GAUGES = frozenset({"kv_usage"})
-"""Gauges averaged over the engines behind one address; all others are summed."""
+"""Gauges that are averaged over the engines behind one address; other gauges are summed."""
 
 MIN_BLOCK_SIZE = 8
-"""Least block size of an engine that hashes take over: with the key, a hash of fewer tokens is guessed at once."""
+"""Smallest block size adopted from an engine: with the key, a hash of fewer tokens can be guessed."""
 MAX_METRICS = 10_000
-"""Names kept of a page; engines have some hundreds."""
+"""Limit of metric names of a page; engines have some hundreds."""
 
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S{1,40})", re.MULTILINE)
-# Possessive and at a word's start only: a long word without a value costs its length, not its square.
+# Possessive, and anchored at a word's start: a long word without a value costs linear time.
 _LABEL = re.compile(r'(?<!\w)(\w++)="((?:[^"\\]|\\.)*+)"')
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric's samples: values summed over engines; labels of the first, for ``CONFIG_METRIC`` alone."""
+    """Samples of a metric: values summed over engines; labels of the first sample of ``CONFIG_METRIC``."""
 
     value: float
     labels: Mapping[str, str]
@@ -51,51 +51,51 @@ class PrefixCounters:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """Everything learnt of one engine; null: not told."""
+    """Facts of one engine: KV cache settings, model, load, prefix cache counters; None: not reported."""
 
     engine: Engine = field(default_factory=Engine)
     model: str | None = None
-    """The first model that it serves."""
+    """First served model."""
     dialect: DialectName | None = None
-    """The engine by its metrics' names, else by the owner of its model."""
+    """Dialect by the metric names, else by the model's ``owned_by``."""
     gauges: Mapping[str, float] = field(default_factory=dict)
-    """Its load as they were read (``Dialect.gauges``)."""
+    """Load at the time of the read (``Dialect.gauges``)."""
     counters: PrefixCounters | None = None
     origin: Origin | None = None
-    """Server that was asked. Null: known to the caller."""
+    """Server of the pages. None: known to the caller."""
     problem: str | None = None
-    """Reason why a page could not be read, for the user. Null: all came, or are not there."""
+    """Reason for a page that could not be read, for the user. None: all pages were read, or are absent."""
 
     @property
     def hash_block_size(self) -> int:
-        """Block size for hashes: the default, or the engine's if it is smaller but no guessable few tokens."""
-        told = self.engine.block_size
-        return told if told is not None and MIN_BLOCK_SIZE <= told < DEFAULT_BLOCK_SIZE else DEFAULT_BLOCK_SIZE
+        """Block size for hashes: the engine's if smaller than the default but not guessable, else the default."""
+        size = self.engine.block_size
+        return size if size is not None and MIN_BLOCK_SIZE <= size < DEFAULT_BLOCK_SIZE else DEFAULT_BLOCK_SIZE
 
     def is_finer(self, block_size: int) -> bool:
-        """Return whether the engine's prefix hits end within blocks of this size."""
+        """Return whether the engine's blocks are smaller, so that prefix hits can end within blocks of this size."""
         return self.engine.block_size is not None and self.engine.block_size < block_size
 
     @property
-    def known_engine(self) -> Engine | None:
-        """``engine``; null if nothing of it was told."""
+    def reported_engine(self) -> Engine | None:
+        """``engine``, or None if no setting was reported."""
         return None if self.engine == Engine() else self.engine
 
 
 def parse_metrics(text: str) -> dict[str, Metric]:
-    """Return one value a metric name, without ``_total``; unreadable lines are skipped."""
+    """Return Prometheus metrics by name, without ``_total``; invalid lines are skipped."""
     metrics: dict[str, Metric] = {}
-    for found in _SAMPLE.finditer(text):
+    for sample in _SAMPLE.finditer(text):
         try:
-            value = float(found["value"])
+            value = float(sample["value"])
         except ValueError:
             continue
-        name = found["name"].removesuffix("_total")
+        name = sample["name"].removesuffix("_total")
         before = metrics.get(name)
         if not math.isfinite(value) or (before is None and len(metrics) == MAX_METRICS):
             continue
         if before is None:
-            labels = dict(_LABEL.findall(found["labels"] or "")) if name == CONFIG_METRIC else {}
+            labels = dict(_LABEL.findall(sample["labels"] or "")) if name == CONFIG_METRIC else {}
             metrics[name] = Metric(value, labels)
         else:
             metrics[name] = Metric(before.value + value, before.labels, before.samples + 1)
@@ -103,14 +103,14 @@ def parse_metrics(text: str) -> dict[str, Metric]:
 
 
 def prefix_counters(metrics: Mapping[str, Metric]) -> PrefixCounters | None:
-    """Return the prefix cache's counters; null: not reported."""
+    """Return the prefix cache counters, in tokens; None: not reported."""
     gauges = read_gauges(metrics)
     queries, hits = gauges.get("prefix_queries"), gauges.get("prefix_hits")
     return None if queries is None or hits is None else PrefixCounters(int(queries), int(hits))
 
 
 def read_facts(version_text: str, metrics_text: str, models_text: str) -> EngineFacts:
-    """Return the facts in the texts of ``PAGES``; an empty text is a page without an answer."""
+    """Return the facts in the texts of ``PAGES``; empty text: the page gave no response."""
     metrics = parse_metrics(metrics_text)
     dialect = dialect_of_metrics(metrics) or dialect_of_owner(_field(models_text, "data", "owned_by"))
     return EngineFacts(
@@ -123,57 +123,57 @@ def read_facts(version_text: str, metrics_text: str, models_text: str) -> Engine
 
 
 def settings_pages(facts: EngineFacts) -> Sequence[str]:
-    """Return the pages, beside ``PAGES``, of which one may tell the engine's settings; the newest first."""
+    """Return the further pages that may have the engine's KV cache settings; newest first."""
     dialect = None if facts.dialect is None else DIALECTS[facts.dialect]
     return () if dialect is None or dialect.read_settings is None else tuple(dialect.pages)
 
 
 def add_settings(facts: EngineFacts, settings_text: str) -> EngineFacts:
-    """Return the facts with those in the text of a settings page; what was known stays."""
+    """Return the facts, completed by the settings page; facts that are already reported have precedence."""
     dialect = None if facts.dialect is None else DIALECTS[facts.dialect]
     settings = decoded(settings_text)
     if dialect is None or dialect.read_settings is None or not isinstance(settings, dict):
         return facts
-    told = dialect.read_settings(settings)
-    known = {name: value for name, value in msgspec.structs.asdict(facts.engine).items() if value not in (None, {})}
-    return replace(facts, engine=msgspec.structs.replace(told, **known))
+    settings_engine = dialect.read_settings(settings)
+    reported = {name: value for name, value in msgspec.structs.asdict(facts.engine).items() if value not in (None, {})}
+    return replace(facts, engine=msgspec.structs.replace(settings_engine, **reported))
 
 
 def read_gauges(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """Return the engine's load by gauge name (``Dialect.gauges``), as far as it is reported."""
-    found: dict[str, float] = {}
+    """Return the reported load by gauge name (``Dialect.gauges``): running, waiting, KV cache usage, prefix hits."""
+    gauges: dict[str, float] = {}
     for dialect in DIALECTS.values():
-        for name, reported in dialect.gauges.items():
-            parts = next((parts for one in reported if metrics.keys() >= {*(parts := one.split(" + "))}), ())
-            if parts:
-                samples = metrics[parts[0]].samples if name in MEAN_GAUGES else 1
-                found.setdefault(name, sum(metrics[part].value for part in parts) / samples)
-    return found
+        for name, formulas in dialect.gauges.items():
+            names = next((names for text in formulas if metrics.keys() >= {*(names := text.split(" + "))}), ())
+            if names:
+                samples = metrics[names[0]].samples if name in MEAN_GAUGES else 1
+                gauges.setdefault(name, sum(metrics[counter].value for counter in names) / samples)
+    return gauges
 
 
 def describe_engine(version_text: str, metrics: Mapping[str, Metric], models_text: str) -> Engine:
-    """Return the engine as far as the texts tell; an empty text is a page without an answer."""
+    """Return version, block size and KV cache settings in the texts; empty text: the page gave no response."""
     labels = metrics[CONFIG_METRIC].labels if CONFIG_METRIC in metrics else {}
     version = _field(version_text, "version")
     embedded = _field(version_text, "engine") == EMBEDDED_NAME
     return Engine(
         name=EMBEDDED_NAME if embedded else "vllm" if any(name.startswith("vllm:") for name in metrics) else None,
-        version=told_text(version),
-        block_size=told_count(labels.get("block_size")),
-        num_gpu_blocks=told_count(labels.get("num_gpu_blocks")),
-        max_model_len=told_count(_field(models_text, "data", "max_model_len")),
+        version=reported_text(version),
+        block_size=reported_count(labels.get("block_size")),
+        num_gpu_blocks=reported_count(labels.get("num_gpu_blocks")),
+        max_model_len=reported_count(_field(models_text, "data", "max_model_len")),
         enable_prefix_caching={"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
-        extra={} if (window := told_count(labels.get("sliding_window"))) is None else {"sliding_window": window},
+        extra={} if (window := reported_count(labels.get("sliding_window"))) is None else {"sliding_window": window},
     )
 
 
 def first_model(models_text: str) -> str | None:
-    """Return the first model in the text of ``/v1/models``; null: none."""
-    return told_text(_field(models_text, "data", "id"))
+    """Return the first model in the text of ``/v1/models``; None: no model."""
+    return reported_text(_field(models_text, "data", "id"))
 
 
 def _field(text: str, *path: str) -> Any:
-    """Return the value at ``path`` in a JSON text, of a list its first element's; null where there is none."""
+    """Return the value at ``path`` in a JSON text, descending into the first element of lists; None: absent."""
     value = decoded(text)
     for name in path:
         if isinstance(value, list):

@@ -8,45 +8,44 @@ model is ``base:adapter``); ``/flush_cache`` and ``/server_info`` in ``entrypoin
 from collections.abc import Mapping
 from typing import Any
 
-from engines.dialect import BOTH_LENGTHS, WITH_IDS, Control, Dialect, decoded, post_reset, told_count, told_text
+from engines.dialect import BOTH_LENGTHS, WITH_IDS, Control, Dialect, decoded, post_reset, reported_count, reported_text
 from tracefile.records.schema import Engine
 
 
 def adapter_behind_model(model: str, adapter: str) -> dict[str, Any]:
-    """Return SGLang's ``base:adapter``."""
+    """Return the model name ``base:adapter``."""
     return {"model": f"{model}:{adapter}"}
 
 
 def read_settings(info: Mapping[str, Any]) -> Engine:
-    """Return the engine that ``/server_info`` tells of. Other fields of that page may be secrets."""
-    page, room = told_count(info.get("page_size")), told_count(info.get("max_total_num_tokens"))
+    """Return page size, KV cache size and prefill settings in ``/server_info``, which also has secrets."""
     off = info.get("disable_radix_cache")
-    kept = {"max_total_num_tokens": room, "chunked_prefill_size": told_count(info.get("chunked_prefill_size"))}
+    extra = {name: reported_count(info.get(name)) for name in ("max_total_num_tokens", "chunked_prefill_size")}
     return Engine(
         name="sglang",
-        version=told_text(info.get("version")),
-        block_size=page,
-        max_num_seqs=told_count(info.get("max_running_requests")),
+        version=reported_text(info.get("version")),
+        block_size=reported_count(info.get("page_size")),
+        max_num_seqs=reported_count(info.get("max_running_requests")),
         enable_prefix_caching=None if not isinstance(off, bool) else not off,
-        extra={name: value for name, value in kept.items() if value is not None},
+        extra={name: value for name, value in extra.items() if value is not None},
     )
 
 
 def reset_cache(control: Control) -> None:
-    """Flush the radix cache; SGLang returns 400 while anything is in flight."""
-    post_reset(control, "/flush_cache", "an SGLang with nothing in flight")
+    """Flush the radix (prefix) cache; SGLang returns 400 while requests are in flight."""
+    post_reset(control, "/flush_cache", "an SGLang without requests in flight")
 
 
 def has_reset(control: Control) -> bool:
-    """Return True: every SGLang has its reset."""
+    """Return True: every SGLang can flush its prefix cache."""
     return True
 
 
 def reports_cached(control: Control) -> bool | None:
-    """Tell by the settings at ``/server_info``; null: they are not there."""
+    """Return whether cached tokens are reported, by ``/server_info``; None: no such page."""
     settings = decoded(control.text("/server_info"))
-    told = settings.get("enable_cache_report") if isinstance(settings, dict) else None
-    return told if isinstance(told, bool) else None
+    reports = settings.get("enable_cache_report") if isinstance(settings, dict) else None
+    return reports if isinstance(reports, bool) else None
 
 
 SGLANG = Dialect(

@@ -1,4 +1,4 @@
-"""Questions to an engine's own tokenizer, and its responses.
+"""Requests to an engine's ``/tokenize`` and ``/detokenize``, and their responses.
 
 vLLM takes a text (``prompt``) or a chat (``messages``) at ``/tokenize``, and so does SGLang, whose older versions
 take a text only. llama.cpp takes a text as ``content`` and renders a chat at ``/apply-template``. ``/detokenize``
@@ -19,9 +19,9 @@ APPLY_TEMPLATE = "/apply-template"
 
 
 LOADING = f"{TOKENIZE} gave HTTP 503"
-"""Problem of an engine that accepts connections while it loads its model, as llama.cpp does."""
+"""Problem of an engine that accepts connections while it loads its model, as does llama.cpp."""
 PROBE = "time"
-"""Text with tokens in every vocabulary."""
+"""Text that every vocabulary can tokenize."""
 
 
 class TokenIds(msgspec.Struct):
@@ -44,45 +44,45 @@ class DetokenizedText(msgspec.Struct):
     content: str | None = None
 
     @property
-    def known(self) -> str | None:
+    def content_text(self) -> str | None:
         return next((text for text in (self.prompt, self.text, self.content) if text is not None), None)
 
 
 def tokenizer_problem(control: Control, model: str | None, *, as_content: bool) -> str | None:
-    """Return the reason why ``/tokenize`` is of no use; null: it tells the ids of a text. One small POST."""
-    question = text_question(PROBE, special=False, as_content=as_content)
-    named = {} if model is None else {"model": model}
+    """Return the reason why ``/tokenize`` is unusable; None: it returns token ids. Costs one small POST."""
+    fields = text_request(PROBE, special=False, as_content=as_content)
+    model_field = {} if model is None else {"model": model}
     try:
-        response = control.post(TOKENIZE, msgspec.json.encode({**named, **question}))
+        response = control.post(TOKENIZE, msgspec.json.encode({**model_field, **fields}))
     except InputError:
-        return f"{TOKENIZE} cannot be asked"
+        return f"{TOKENIZE} is unreachable"
     if not response.is_success:
         return f"{TOKENIZE} gave {response.status_text}"
     try:
-        found = msgspec.json.decode(response.content, type=TokenIds).tokens
+        token_ids = msgspec.json.decode(response.content, type=TokenIds).tokens
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return f"{TOKENIZE} answers with no token ids"
-    return None if found else f"{TOKENIZE} finds no tokens in a text"
+        return f"{TOKENIZE} returns no token ids"
+    return None if token_ids else f"{TOKENIZE} returns no tokens for a text"
 
 
-def text_question(text: str, *, special: bool, as_content: bool) -> dict[str, Any]:
-    """Return the question for a text's ids; ``special``: with special tokens; ``as_content``: llama.cpp's."""
+def text_request(text: str, *, special: bool, as_content: bool) -> dict[str, Any]:
+    """Return the ``/tokenize`` request of a text; ``special``: add special tokens; ``as_content``: llama.cpp's form."""
     if as_content:
         return {"content": text, "add_special": special, "parse_special": True}
     return {"prompt": text, "add_special_tokens": special}
 
 
-def chat_question(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the question for a chat request's ids: the fields that make its prompt, template arguments included."""
-    own = body.get("chat_template_kwargs")
-    arguments: dict[str, Any] = dict(own) if isinstance(own, dict) else {}
+def chat_request(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``/tokenize`` request of a chat: the fields that render its prompt, template arguments included."""
+    template_arguments = body.get("chat_template_kwargs")
+    arguments: dict[str, Any] = dict(template_arguments) if isinstance(template_arguments, dict) else {}
     effort = body.get("reasoning_effort")
     if effort is not None:
         arguments = {"reasoning_effort": effort, "enable_thinking": effort != "none", **arguments}
     if body.get("documents"):
         arguments["documents"] = body["documents"]
     continued = body.get("continue_final_message") is True
-    question = {
+    fields = {
         "model": body.get("model"),
         "messages": body["messages"],
         "tools": body.get("tools"),
@@ -91,4 +91,4 @@ def chat_question(body: Mapping[str, Any]) -> dict[str, Any]:
         "add_special_tokens": body.get("add_special_tokens"),
         "chat_template_kwargs": arguments or None,
     }
-    return {name: value for name, value in question.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,6 +1,6 @@
-"""The loader of a model's own tokenizer from its files, never from the network.
+"""Loader of a model's tokenizer from local files, never from the network.
 
-transformers costs four seconds and 200 MB: it is imported when a tokenizer is loaded, and no data plane loads one.
+transformers costs 4 s and 200 MB: it is imported when a tokenizer is loaded, and no data plane loads a tokenizer.
 """
 
 import os
@@ -13,12 +13,12 @@ from tracefile.records.extras import load_extra
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
-def tokenizer_folder(path: Path, *, others: str = "") -> Path:
-    """Return the tokenizer's folder (``path`` or above); raises InputError naming ``others``, other flag values."""
+def tokenizer_folder(path: Path, *, alternatives: str = "") -> Path:
+    """Return the tokenizer's folder (``path`` or its parent); raises InputError naming ``alternatives`` of the flag."""
     folder = path.parent if path.is_file() and path.name in TOKENIZER_FILES else path
     if folder.is_dir() and any((folder / name).is_file() for name in TOKENIZER_FILES):
         return folder
-    raise InputError(f"--tokenizer {path}: no tokenizer there; expected a directory with tokenizer.json{others}")
+    raise InputError(f"--tokenizer {path}: no tokenizer there; expected a directory with tokenizer.json{alternatives}")
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -10,25 +10,25 @@ from tracefile.records.errors import InputError
 
 RESET_PATH = "/reset_prefix_cache"
 EMBEDDED = "kvtape"
-"""``owned_by`` of ``sim serve``, which speaks vLLM's dialect."""
+"""``owned_by`` of ``sim serve``, which has vLLM's dialect."""
 EMBEDDED_NAME = "kvtape sim"
-"""Its name in ``/version``."""
+"""Engine name of ``sim serve`` in ``/version``."""
 
 
 def reset_cache(control: Control) -> None:
-    """Reset the prefix cache; raises InputError while blocks are still held, as the body then says."""
+    """Reset the prefix cache; raises InputError while requests still hold blocks (``success: false``)."""
     body = post_reset(control, RESET_PATH, "an engine that has it (vLLM: VLLM_SERVER_DEV_MODE=1)")
     if decoded(body) == {"success": False}:
-        raise InputError(f"--reset-cache: POST {RESET_PATH} did not succeed; expected an engine with nothing in flight")
+        raise InputError(f"--reset-cache: POST {RESET_PATH} failed; expected an engine without requests in flight")
 
 
 def has_reset(control: Control) -> bool | None:
-    """Tell by a GET: 405 where the path takes a POST, 404 where it is not."""
+    """Return whether the prefix cache reset exists, by the status of a GET: 405 if so, else 404."""
     return {405: True, 404: False}.get(control.status(RESET_PATH) or 0)
 
 
 def reports_cached(control: Control) -> bool | None:
-    """Return True for the embedded engine, which always does; null for vLLM, which does not tell its flag."""
+    """Return True for ``sim serve``, which reports cached tokens; None for vLLM, which does not report its flag."""
     listed = control.text("/v1/models").replace(" ", "")
     return True if f'"owned_by":"{EMBEDDED}"' in listed else None
 

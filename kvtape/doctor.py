@@ -205,7 +205,7 @@ def _check_engine(url: str, access: Access, *, probe: bool) -> tuple[float | Non
 
 
 def _engine(client: ControlClient, model: str, *, probe: bool) -> Iterator[Check]:
-    target = readiness.look_at(client, model)
+    target = readiness.inspect_engine(client, model)
     cached = _probed(client, target) if probe else _cached(target)
     yield Check("engine", "ok", ", ".join(replace(target, reports_cached=True, has_reset=True).words()))
     for note in (*target.page_notes(), *target.load_notes()):

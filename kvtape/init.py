@@ -106,5 +106,5 @@ def _model(url: str, access: Access) -> str:
 
 def _describe(url: str, model: str, access: Access) -> tuple[str, list[str]]:
     with control.ControlClient(url, access) as client:
-        target = readiness.look_at(client, model)
+        target = readiness.inspect_engine(client, model)
     return ", ".join(target.words()), target.notes()

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from measure.metrics.trace import measure_run, study_chains
+from measure.metrics.trace import analyse_chains, measure_run
 from measure.runs import Run
 from report.compare.comparison import CompareConfig, Compared, compare
 from report.compare.panels import comparison_page
@@ -41,8 +41,8 @@ def draw(results: Compared | ForecastGrid | Run) -> "dict[str, go.Figure]":
     Raises InputError if plotly is missing.
     """
     if isinstance(results, Run):
-        study = study_chains(results)
-        page = trace_page(Measured(results, measure_run(results, study=study), study))
+        analysis = analyse_chains(results)
+        page = trace_page(Measured(results, measure_run(results, analysis=analysis), analysis))
     else:
         page = what_if_page(results) if isinstance(results, ForecastGrid) else comparison_page(results)
     css = (files("report.pages") / "page.css").read_text(encoding="utf-8")

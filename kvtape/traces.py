@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from measure.metrics import trace as metrics
-from measure.metrics.requests import known
+from measure.metrics.requests import nan_if_unknown
 from measure.metrics.results import TraceMetrics
 from measure.metrics.slos import parse_slos
 from measure.runs import STATUSES, Run
@@ -41,7 +41,7 @@ def read_columns(run: Run) -> dict[str, Any]:
         "parent_id": run.parents,
         "status": np.array(STATUSES)[run.status].tolist(),
         **{name: getattr(run, name) for name in TIMES},
-        **{name: known(getattr(run, name)) for name in COUNTS},
+        **{name: nan_if_unknown(getattr(run, name)) for name in COUNTS},
         **{name: getattr(run, name) for name in ANSWERS},
     }
 

@@ -11,7 +11,7 @@ from engines.control import ControlClient
 from engines.detection import dialect_notes, recognition_notes
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
-from engines.readiness import look_at, unreported
+from engines.readiness import inspect_engine, unreported
 from loadgen.core.job import Job
 from loadgen.core.request import SESSION_HEADER, origin_of
 from loadgen.plan.config import LoadConfig
@@ -57,7 +57,7 @@ def send_load(config: LoadConfig, position: Mapping[str, object] | None = None) 
     """Send the load and write its trace. ``position``: in a sweep, for the header; null: print the start line here."""
     with ControlClient(str(origin_of(config.url)), config.access) as control:
         model = control.resolve_model(config.model)
-        engine = look_at(control, model, config.dialect)
+        engine = inspect_engine(control, model, config.dialect)
         target = learn_load_text(config, control, model)
         unknown = target.unknown if config.api != "completions" else None
         tokenizer = IDS if config.api == "completions" else target.tokenizer
@@ -78,7 +78,7 @@ def send_load(config: LoadConfig, position: Mapping[str, object] | None = None) 
             lengths = "--prompt-tokens, --output-tokens"
             raise InputError(refusal(control, model, config, outcome.tally.errors, lengths))
         report = report_check(tokenizer, unknown, outcome.findings)
-        notes = [*recognition_notes(engine.found), *engine_notes, *_notes(outcome, config), *check_notes(report)]
+        notes = [*recognition_notes(engine.recognised), *engine_notes, *_notes(outcome, config), *check_notes(report)]
         facts = (engine.facts, control.facts())
     return end_run(outcome, config, pattern=config.arrivals, facts=facts, notes=notes, prompt_check=report)
 

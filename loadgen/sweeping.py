@@ -15,7 +15,7 @@ import msgspec
 
 from engines.control import ControlClient, reset_prefix_cache
 from engines.detection import dialect_notes
-from engines.readiness import Target, look_at
+from engines.readiness import Target, inspect_engine
 from loadgen.core.bodies import cache_probe
 from loadgen.core.request import origin_of
 from loadgen.loadrun import send_load
@@ -214,7 +214,7 @@ def find_target(run: PlannedRun) -> Target:
             model = control.resolve_model(config.model)
         except InputError as error:
             raise InputError(f"{run.label}: {error}") from None
-        target = look_at(control, model, config.dialect)
+        target = inspect_engine(control, model, config.dialect)
     announce(PROG, [run.label, *target.words()], [*target.notes(), *dialect_notes(target.dialect)])
     return target
 

@@ -1,9 +1,9 @@
-"""Cohorts of requests that are judged together: turn 1, later turns, equal uncached work, equal load.
+"""Cohorts: groups of requests with their own latency statistics, by turn, uncached prompt tokens (prefill) and load.
 
-Both sides of a pair are divided by the truth's record of a request. So a cell holds the same requests on each side, and
-a cache that behaves differently changes the times in a cell, not its requests. The load is each side's own: a request
-alone in one run may share the engine in the other, and a cell of requests that were alone in the truth would charge the
-other side with its ordinary variation.
+Both runs of a comparison are split by the reference run's record of a request. So a cell has the same requests in both
+runs, and a prefix cache that behaves differently changes the latencies of a cell, not its requests. The load is from
+each run: a request alone in one run may share the engine in the other, and a cell of requests that were alone in the
+reference would count the other run's ordinary variation as error.
 """
 
 from dataclasses import dataclass
@@ -21,31 +21,31 @@ LATER_TURNS: Final = "turns2+"
 MAIN: Final = (ALL, FIRST_TURN, LATER_TURNS)
 
 UNCACHED_EDGES: Final = (0, 256, 1_024, 4_096, 16_384)
-"""Lower edges of the buckets of prompt tokens that the cache did not hold; the last is open."""
+"""Lower edges of the buckets of uncached prompt tokens; the last bucket is open."""
 LOAD_EDGES: Final = (1, 2, 4, 8, 16, 32)
-"""Lower edges of the buckets of requests in flight at arrival; the last is open."""
+"""Lower edges of the buckets of requests in flight at arrival; the last bucket is open."""
 
 
 def cohort_title(name: str) -> str:
-    """Return the cohort's name as a reader would say it."""
+    """Return the title of a cohort, such as ``257–1024 uncached prompt tokens``."""
     if name in MAIN:
         return {ALL: "All requests", FIRST_TURN: "Turn 1", LATER_TURNS: "Turns 2+"}[name]
     kind, _, span = name.partition(":")
     return f"{span.replace('-', '–')} {'uncached prompt tokens' if kind == 'uncached' else 'requests in flight'}"
 
 
-def known_cohorts() -> list[str]:
-    """Return the name of every cohort, in the order of display."""
+def all_cohorts() -> list[str]:
+    """Return the names of all cohorts, in display order."""
     return [*MAIN, *UNCACHED, *bucket_names("load", LOAD_EDGES)]
 
 
 def cohort_order(names: set[str]) -> list[str]:
-    """Return these cohorts in the order of display."""
-    return [name for name in known_cohorts() if name in names]
+    """Return the cohorts ``names`` in display order."""
+    return [name for name in all_cohorts() if name in names]
 
 
 def bucket_names(kind: str, edges: tuple[int, ...]) -> list[str]:
-    """Return the names of the cohorts between these edges."""
+    """Return the names of the cohorts between ``edges``."""
     spans = [f"{low}-{high - 1}" if high - 1 > low else f"{low}" for low, high in pairwise(edges)]
     return [f"{kind}:{span}" for span in [*spans, f"{edges[-1]}+"]]
 
@@ -56,34 +56,35 @@ UNCACHED: Final = bucket_names("uncached", UNCACHED_EDGES)
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Values that decide the cohorts of a run's n records; UNKNOWN where the trace has none."""
+    """Values that define the cohorts: turn, uncached prompt tokens, load; UNKNOWN: not recorded."""
 
     turn: IntArray
     uncached_tokens: IntArray
     concurrency: IntArray
 
 
-def own_traits(run: Run) -> Traits:
-    """Return the traits as the run itself recorded them."""
-    known = (run.prompt_tokens != UNKNOWN) & (run.cached_tokens != UNKNOWN)
-    uncached = np.where(known, run.prompt_tokens - run.cached_tokens, UNKNOWN)
-    return Traits(run.turn, np.where(known, np.maximum(uncached, 0), UNKNOWN), run.concurrency)
+def recorded_traits(run: Run) -> Traits:
+    """Return the traits that the run recorded: turn, uncached prompt tokens, load."""
+    is_reported = (run.prompt_tokens != UNKNOWN) & (run.cached_tokens != UNKNOWN)
+    uncached = np.where(is_reported, run.prompt_tokens - run.cached_tokens, UNKNOWN)
+    return Traits(run.turn, np.where(is_reported, np.maximum(uncached, 0), UNKNOWN), run.concurrency)
 
 
-def borrowed_traits(own: Traits, truth: Traits, rows: IntArray, truth_rows: IntArray) -> Traits:
-    """Return the traits with turn and uncached tokens of the truth where the truth has the request and the value."""
+def borrowed_traits(traits: Traits, truth: Traits, rows: IntArray, truth_rows: IntArray) -> Traits:
+    """Return the traits with turn and uncached prompt tokens of the reference run, where it has them."""
 
     def borrow(mine: IntArray, theirs: IntArray) -> IntArray:
         result = mine.copy()
-        known = theirs[truth_rows] != UNKNOWN
-        result[rows[known]] = theirs[truth_rows[known]]
+        has_value = theirs[truth_rows] != UNKNOWN
+        result[rows[has_value]] = theirs[truth_rows[has_value]]
         return result
 
-    return Traits(borrow(own.turn, truth.turn), borrow(own.uncached_tokens, truth.uncached_tokens), own.concurrency)
+    uncached = borrow(traits.uncached_tokens, truth.uncached_tokens)
+    return Traits(borrow(traits.turn, truth.turn), uncached, traits.concurrency)
 
 
 def cohort_rows(traits: Traits) -> dict[str, IntArray]:
-    """Return the row numbers of each cohort that has a record, in the order of display."""
+    """Return the rows of each non-empty cohort, in display order."""
     masks: dict[str, BoolArray] = {ALL: np.ones(len(traits.turn), dtype=np.bool_)}
     masks[FIRST_TURN] = traits.turn == 1
     masks[LATER_TURNS] = traits.turn >= 2

@@ -1,4 +1,4 @@
-"""Quantiles of the normal and of Student's t distribution: scipy's, which is imported when one is first computed."""
+"""Quantiles of the normal and of Student's t distribution, from scipy, imported on first use."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from tracefile.records.extras import load_extra
 
 
 def ndtri(shares: Any) -> Any:
-    """Quantile of the standard normal distribution at each of the ``shares``."""
+    """Return quantiles of the standard normal distribution at ``shares``."""
     return load_extra("scipy.special").ndtri(shares)
 
 
 def stdtrit(freedom: float, shares: Any) -> Any:
-    """Quantile of Student's t distribution of so many degrees of freedom at each of the ``shares``."""
+    """Return quantiles of Student's t distribution with ``freedom`` degrees of freedom at ``shares``."""
     return load_extra("scipy.special").stdtrit(freedom, shares)

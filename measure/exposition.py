@@ -1,4 +1,4 @@
-"""Metrics in Prometheus's text form, made when they are scraped: serving pays nothing."""
+"""Latency and token metrics in Prometheus text format, built per scrape: no cost while serving."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from prometheus_client.registry import Collector
 from measure.histogram import HistogramCounts, cumulative, empty_counts
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-"""Content type of the text form."""
+"""Content type of the text format."""
 Row = tuple[Sequence[str], float]
-"""Values of the labels, and the metric's."""
+"""Label values, and the value of the metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class _Scrape(Collector):
 
 
 def exposition(metrics: Iterable[Metric]) -> bytes:
-    """Return the text of one scrape."""
+    """Return the text of a scrape."""
     return generate_latest(_Scrape(metrics))
 
 
 @dataclass(frozen=True, slots=True)
 class Families:
-    """Maker of metrics whose names begin alike."""
+    """Factory of metrics with a common name prefix."""
 
     prefix: str
 
@@ -55,9 +55,9 @@ class Families:
         rows: Iterable[tuple[Sequence[str], HistogramCounts]],
         labels: Sequence[str] = (),
     ) -> Metric:
-        """Return cumulative counts by bucket; counts without buckets are those of no value."""
+        """Return a histogram with cumulative counts by bucket; counts without buckets mean no value."""
         family = HistogramMetricFamily(self.prefix + name, text, labels=list(labels))
         for values, counts in rows:
-            whole = counts if counts.counts else empty_counts(bounds)
-            family.add_metric(values, cumulative(bounds, whole), whole.total)
+            filled = counts if counts.counts else empty_counts(bounds)
+            family.add_metric(values, cumulative(bounds, filled), filled.total)
         return family

@@ -1,6 +1,6 @@
-"""Counts of a run so far, and samples since the last look: enough for a live view. The trace has the rest.
+"""Live counts of a run, and latency samples since the last refresh, for a live view. The trace has the records.
 
-Each process of a run that sends has a tally; the parent adds them up.
+Each sending process has its counts; the parent process merges them.
 """
 
 from array import array
@@ -14,27 +14,27 @@ from measure.quantiles import quantile, quantile_bucket
 from tracefile.records.schema import Record
 
 EXACT_VALUES = 1 << 17
-"""Most values kept exactly (1 MB); beyond, a quantile is within 0.1 % of the exact one."""
+"""Most values stored exactly (1 MB); beyond, a quantile is within 0.1 % of the exact value."""
 
 MANTISSA_BITS = 9
-"""Bits of the mantissa that name a bucket: 512 buckets from a power of two to the next."""
+"""Mantissa bits of a bucket: 512 buckets per power of two."""
 
 SHIFT = 52 - MANTISSA_BITS
 
 
 @dataclass(slots=True)
 class Sample:
-    """Values of a quantity in ms, 0 or more; samples of several processes add up. Pickles small."""
+    """Latency values in ms, 0 or more; samples of several processes merge. Small when pickled."""
 
     values: "array[float]" = field(default_factory=lambda: array("d"))
     buckets: Counter[int] | None = None
-    """Counts by bucket, named by the float's upper bits; null: no bucket is used."""
+    """Counts by bucket, the upper bits of the float; null: all values are exact."""
     folded: int = 0
     folded_total: float = 0.0
     folded_max: float = 0.0
 
     def add(self, value: float) -> None:
-        """Add a value; below 0 it counts as 0."""
+        """Add a latency value; negative values count as 0."""
         self.values.append(value if value > 0.0 else 0.0)
         if len(self.values) > EXACT_VALUES:
             self.fold()
@@ -54,8 +54,8 @@ class Sample:
             self.folded_max = max(self.folded_max, other.folded_max)
         self.extend(other.values)
 
-    def take_out(self, other: "Sample") -> None:
-        """Undo a ``merge`` of a folded sample; ``max`` stays."""
+    def subtract(self, other: "Sample") -> None:
+        """Undo a ``merge`` of a folded sample, except for ``max``."""
         assert self.buckets is not None
         for bucket, count in (other.buckets or {}).items():
             self.buckets[bucket] -= count
@@ -84,7 +84,7 @@ class Sample:
         return max(self.folded_max, max(self.values, default=0.0))
 
     def quantile(self, share: float) -> float:
-        """Return one quantile; IndexError if there is no value."""
+        """Return a latency quantile, in ms; IndexError for an empty sample."""
         return self.quantiles(share)[0]
 
     def quantiles(self, *shares: float) -> list[float]:
@@ -104,36 +104,36 @@ class Sample:
 
 
 def _middle(bucket: int) -> float:
-    """Return the middle of a bucket; 0 for that of 0."""
+    """Return the middle of a bucket, in ms; 0 for bucket 0."""
     if bucket == 0:
         return 0.0
     return memoryview(array("Q", [(bucket << SHIFT) + (1 << (SHIFT - 1))])).cast("B").cast("d")[0]
 
 
 REFUSED = frozenset({400, 401, 403, 404, 405, 413, 415, 422, 501})
-"""Statuses of requests that the engine will never accept."""
+"""HTTP statuses of requests that the engine never accepts."""
 REFUSALS_TO_STOP = 3
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of requests; those of several processes add up."""
+    """Counts of requests and tokens; counts of several processes add up."""
 
     started: int = 0
     in_flight: int = 0
     held: int = 0
-    """Requests queued by ``--parallel``; their wait is no lag of the client."""
+    """Requests queued by ``--parallel``; their queue time is no lag of the client."""
     refused: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
     output_tokens: int = 0
     looked_up_tokens: int = 0
-    """Prompt tokens of the requests with cached tokens reported."""
+    """Prompt tokens of requests with reported cached tokens."""
     cached_tokens: int = 0
     cached_reported: int = 0
     without_output_hashes: int = 0
-    """Requests with status ok and unknown output ids."""
+    """Requests with status ok and without output token ids."""
 
     @property
     def ended(self) -> int:
@@ -145,7 +145,7 @@ class Counts:
 
     @property
     def only_refusals(self) -> bool:
-        """True if all requests that ended, at least two and as many as are in flight, were refused as malformed."""
+        """True if all ended requests were refused: at least ``REFUSALS_TO_STOP``, and as many as are in flight."""
         return self.refused == self.ended >= max(REFUSALS_TO_STOP, self.in_flight)
 
     def counts(self) -> "Counts":
@@ -154,17 +154,17 @@ class Counts:
         return copy
 
     def add_counts(self, other: "Counts") -> None:
-        for each in fields(Counts):
-            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+        for counter in fields(Counts):
+            mine, theirs = getattr(self, counter.name), getattr(other, counter.name)
             if isinstance(mine, Counter):
                 mine.update(theirs)
             else:
-                setattr(self, each.name, mine + theirs)
+                setattr(self, counter.name, mine + theirs)
 
 
 @dataclass(slots=True)
 class Recent:
-    """Samples since the last call of ``take_recent``, in ms."""
+    """Latency samples since the last ``pop_recent``: TTFT, ITL, client lag, in ms."""
 
     ttft_ms: Sample = field(default_factory=Sample)
     itl_ms: Sample = field(default_factory=Sample)
@@ -174,9 +174,9 @@ class Recent:
         for mine, theirs in zip(self.samples, other.samples, strict=True):
             mine.merge(theirs)
 
-    def take_out(self, other: "Recent") -> None:
+    def subtract(self, other: "Recent") -> None:
         for mine, theirs in zip(self.samples, other.samples, strict=True):
-            mine.take_out(theirs)
+            mine.subtract(theirs)
 
     def fold(self) -> None:
         for sample in self.samples:
@@ -189,7 +189,7 @@ class Recent:
 
 @dataclass(slots=True)
 class LiveCounts(Counts):
-    """Counts of a run without its records; the parent adds up the tallies of its processes."""
+    """Live counts and latency samples of a run, without its records."""
 
     recent: Recent = field(default_factory=Recent)
 
@@ -197,23 +197,23 @@ class LiveCounts(Counts):
         self.started += 1
         self.in_flight += 1
 
-    def finish(self, record: Record, *, told: bool = False) -> None:
-        """Count a request that has ended. ``told``: ``recent`` already has its reads."""
-        seen = self.recent
-        if told:
-            self.recent = Recent(lag_ms=seen.lag_ms)
+    def finish(self, record: Record, *, is_sampled: bool = False) -> None:
+        """Count an ended request. ``is_sampled``: ``recent`` already has its TTFT and ITL."""
+        recent = self.recent
+        if is_sampled:
+            self.recent = Recent(lag_ms=recent.lag_ms)
         self.statuses[record.status] += 1
         if record.error is not None:
             self.errors[record.error] += 1
         self.refused += record.http_status in REFUSED
         self._add_lag(record)
-        if not told:
+        if not is_sampled:
             self._add_recent(record)
         self._add_tokens(record)
-        self.recent = seen
+        self.recent = recent
 
-    def take_recent(self) -> Recent:
-        """Return the samples since the last call, folded."""
+    def pop_recent(self) -> Recent:
+        """Return the latency samples since the last call, folded into buckets."""
         recent, self.recent = self.recent, Recent()
         recent.fold()
         return recent
@@ -253,7 +253,7 @@ class LiveCounts(Counts):
 
 
 def gaps_per_token(record: Record) -> Iterable[float]:
-    """Return inter-token latencies in ms: the gap of each read over its tokens."""
+    """Return inter-token latencies (ITL) in ms: each gap divided by the tokens of its read."""
     if record.itl_tokens.count(1) == len(record.itl_tokens):
         return record.itl_ms
     return (gap / tokens for gap, tokens in zip(record.itl_ms, record.itl_tokens, strict=True) if tokens)
@@ -261,9 +261,9 @@ def gaps_per_token(record: Record) -> Iterable[float]:
 
 LATE_MS = 5.0
 LATE_SHARE_OF_TTFT = 0.01
-"""Lag |arrival − schedule| of requests that no concurrency limit queued, from which latencies are not trusted."""
+"""Client lag |arrival − schedule| from which on latencies are unreliable, without requests queued by a limit."""
 
 
 def late_limit_ms(ttft_p50_ms: float | None) -> float:
-    """Return the most lag, in ms, of a request that is not late. Null: no first token came."""
+    """Return the largest lag, in ms, of a request that is not late; ``ttft_p50_ms`` null: no first token."""
     return max(LATE_MS, LATE_SHARE_OF_TTFT * (ttft_p50_ms or 0.0))

@@ -1,4 +1,4 @@
-"""Numbers in words, rounded in one place for terminals, pages and reports."""
+"""Number formats of terminals, pages and reports: counts, shares, latencies, sizes."""
 
 from typing import Final
 
@@ -23,17 +23,17 @@ def compact(value: float) -> str:
 
 
 def capitalized(text: str) -> str:
-    """Return text with a capital at its beginning, and the rest as it is."""
+    """Return text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def sentence(text: str) -> str:
-    """Return text with a capital and a full stop."""
+    """Return text with a capital first letter and a full stop."""
     return capitalized(text.removesuffix(".")) + "."
 
 
 def round_number(value: float) -> str:
-    """Return all digits of a number that has few: 0.5, 950, 20k, 1.5M."""
+    """Format a number with few digits, without rounding: 0.5, 950, 20k, 1.5M."""
     for size, letter in _SIZES:
         if value >= size:
             return f"{value / size:g}{letter}"
@@ -56,18 +56,18 @@ def size(value: float) -> str:
 
 
 def cache_size(tokens: int, kv_bytes_per_token: int | None) -> str:
-    """Return a cache's size in tokens, and in memory if a token's bytes are known: 2.10M tokens, 256 GiB."""
+    """Format a KV cache size in tokens, and in memory if the bytes per token are known: 2.10M tokens, 256 GiB."""
     memory = "" if kv_bytes_per_token is None else f", {size(tokens * kv_bytes_per_token)}"
     return f"{count(tokens)} tokens{memory}"
 
 
 def factor(value: float) -> str:
-    """Return three digits, and never an exponent: 1.28, 14.1, 1,410."""
+    """Format three digits without an exponent: 1.28, 14.1, 1,410."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def share(value: float | None) -> str:
-    """Return a share or an error in percent, never rounded up to 100 %; a dash for none."""
+    """Format a share or an error in percent, never rounded up to 100 %; a dash for null."""
     if value is None:
         return NOTHING
     if 0.9995 <= value < 1.0:
@@ -76,13 +76,13 @@ def share(value: float | None) -> str:
     return f"{value * 100:,.{digits}f} %"
 
 
-def share_of(part: float, whole: float) -> str:
-    """Return a part as a percentage; a dash for a share of nothing."""
-    return share(part / whole if whole else None)
+def share_of(amount: float, total: float) -> str:
+    """Format an amount as a percentage of a total; a dash for a total of 0."""
+    return share(amount / total if total else None)
 
 
 def signed_percent(value: float) -> str:
-    """Return a relative error: +4.2 %, −12 %, 0.0 %; a factor from +200 % on: ×14."""
+    """Format a relative error: +4.2 %, −12 %, 0.0 %; from +200 % on a factor: ×14."""
     if value >= 2.0:
         return f"×{factor(1.0 + value)}"
     digits = f"{abs(value) * 100:.{1 if abs(value) < 0.0995 else 0}f}"
@@ -91,14 +91,14 @@ def signed_percent(value: float) -> str:
 
 
 def duration_ms(value_ms: float) -> str:
-    """Return milliseconds without their unit, with about three digits: 0.85, 9.4, 94.0, 3,446."""
+    """Format a latency in ms without its unit, with about three digits: 0.85, 9.4, 94.0, 3,446."""
     if value_ms < 1:
         return f"{value_ms:.2f}"
     return f"{value_ms:.1f}" if value_ms < 100 else f"{value_ms:,.0f}"
 
 
 def duration(value_ms: float) -> str:
-    """Return a time with its unit: 14 µs, 0.4 ms, 37 ms, 1.25 s, 17.5 min, 89.4 h."""
+    """Format a latency with its unit: 14 µs, 0.4 ms, 37 ms, 1.25 s, 17.5 min, 89.4 h."""
     if value_ms < 1:
         return f"{value_ms * 1e3:.0f} µs"
     if value_ms < 10:
@@ -110,23 +110,24 @@ def duration(value_ms: float) -> str:
     return f"{factor(value_ms / 60e3)} min" if value_ms < 7_200_000 else f"{factor(value_ms / 3.6e6)} h"
 
 
-WHOLE_SHARE: Final = 0.9
-"""Share of the requests from which on a number is of all of them, for a reader."""
+COMPLETE_SHARE: Final = 0.9
+"""Share of requests from which on the text does not mention missing requests."""
 
 
-def rests_on(known: int, of: int, lacking: str) -> str:
-    """Return words on the requests that a number rests on: of 31 of 72 requests; empty from 90 % of them on."""
-    return "" if known >= WHOLE_SHARE * of else f"of {known:,} of {of:,} requests: the others have no {lacking}"
+def coverage_text(requests: int, total: int, missing: str) -> str:
+    """Return the coverage of a number as text: of 31 of 72 requests; empty from 90 % on."""
+    is_complete = requests >= COMPLETE_SHARE * total
+    return "" if is_complete else f"of {requests:,} of {total:,} requests: the others have no {missing}"
 
 
 NOTHING_CACHED = (
     "0 in all {} reports, though prompts repeat earlier ones; the prefix cache is off, or the engine reports a constant"
 )
-"""Reason to doubt hits; its number: requests that report them."""
+"""Reason to doubt prefix hits; argument: number of requests that report them."""
 
 
 def rounded_hits(hits: int, block_size: int) -> str:
-    """Return a note on hits that end inside the trace's blocks, as those of a token-granular cache do."""
+    """Return a note on prefix hits that end inside the trace's blocks, as in a token-granular cache."""
     return (
         f"{count(hits)} captured hits end inside blocks of {block_size} tokens: they are token-granular, and a replay "
         "rounds them down to blocks; a tap that knows the engine's page size records them to the token"
@@ -138,5 +139,5 @@ def _three_digits(value: float) -> str:
 
 
 def listed(words: list[str]) -> str:
-    """Return words as a sentence has them: a, b and c; ``unknown`` of none."""
+    """Join words: a, b and c; ``unknown`` for no word."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "unknown"

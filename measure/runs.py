@@ -1,4 +1,4 @@
-"""A trace as columns: an array for each field that a metric reads, in file order."""
+"""Trace as columns: an array per field that a metric reads (tokens, latencies, status), in file order."""
 
 from array import array
 from collections.abc import Iterable
@@ -29,61 +29,61 @@ UNKNOWN: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A labelled trace in columns of equal length n, in file order. Times in ms; NaN: null in the trace."""
+    """Labelled trace as columns of n requests, in file order: tokens, latencies in ms. NaN: null in the trace."""
 
     label: str
     file: str
-    """File name without its folder: pages do not tell the folders of the machine."""
+    """File name without its folder: pages do not reveal the folders of the machine."""
     digest: str
     meta: Meta
     request_ids: list[str]
     sessions: list[str | None]
     parents: list[str | None]
     turn: IntArray
-    """1, 2, …; UNKNOWN where the trace does not say."""
+    """Turn from 1; UNKNOWN: not recorded."""
     arrival_ms: FloatArray
     scheduled_ms: FloatArray
     held: BoolArray
     """True: the concurrency limit queued it."""
     cancelled: BoolArray
-    """True: aborted at the end of the run's own time, as planned."""
+    """True: aborted at the planned end of the run."""
     ttft_ms: FloatArray
     e2e_ms: FloatArray
     status: npt.NDArray[np.int8]
     """Index into STATUSES."""
     streamed: BoolArray
-    """False only if the trace says that the response was not streamed."""
+    """False: recorded as not streamed."""
     prompt_tokens: IntArray
     planned_prompt_tokens: IntArray
     cached_tokens: IntArray
     """UNKNOWN: not reported; 0: a miss."""
     reusable_tokens: IntArray
-    """Prompt tokens in whole blocks that an unlimited cache would hold; UNKNOWN: no hashes, or not asked for."""
+    """Prefix hit in an unlimited cache, in tokens of full blocks; UNKNOWN: no hashes, or not requested."""
     output_tokens: IntArray
     max_tokens: IntArray
     concurrency: IntArray
     upstream: IntArray
-    """Place in ``upstreams``; UNKNOWN: the trace does not say, or none was reached."""
+    """Index into ``upstreams``; UNKNOWN: not recorded, or no upstream was reached."""
     gap_ms: FloatArray
-    """Gap before each later token-bearing read of all requests, one after another."""
+    """Gap before each later read with tokens, request by request."""
     gap_tokens: Int32Array
-    """Tokens of each such read."""
+    """Tokens of the read after each gap."""
     gap_owner: Int32Array
     """Row of each gap's request."""
     tpot_ms: FloatArray
-    """Σ gaps / Σ tokens after the first read, by request. NaN: one read, or none."""
+    """TPOT by request: Σ gaps / Σ tokens after the first read. NaN: at most one read."""
     upstreams: tuple[str, ...] = ()
-    """Engines that served, in order of first occurrence."""
+    """Names of the engines, by first occurrence."""
     warnings: tuple[str, ...] = ()
     chains: Chains | None = None
-    """Block hashes as numbers, in order of first occurrence. Null: none known, or not asked for."""
+    """Chains of block hashes. Null: no hashes, or not requested."""
 
     def __len__(self) -> int:
         return len(self.request_ids)
 
     @property
     def itl_ms(self) -> FloatArray:
-        """Each gap over the tokens of the read that ended it."""
+        """ITL: each gap divided by the tokens of its read, in ms."""
         return self.gap_ms / self.gap_tokens if (self.gap_tokens > 1).any() else self.gap_ms
 
     @property
@@ -95,12 +95,12 @@ class Run:
         return self.arrival_ms + self.e2e_ms
 
     def without_gaps(self) -> "Run":
-        """Return the run without the gaps of its streams, as a forecast's members are."""
+        """Return the run without the gaps between tokens, as in forecasts."""
         none = np.empty(0, np.int32)
         return replace(self, gap_ms=np.empty(0), gap_tokens=none, gap_owner=none)
 
     def select(self, rows: IntArray) -> "Run":
-        """Return the requests at ``rows``, in that order."""
+        """Return the requests at ``rows``, in this order."""
         new_row = np.full(len(self), UNKNOWN)
         new_row[rows] = np.arange(len(rows))
         gaps = new_row[self.gap_owner] != UNKNOWN
@@ -135,20 +135,20 @@ _NUMBERS: Final = {
 _TIMES: Final = ("arrival_ms", "scheduled_ms", "ttft_ms", "e2e_ms")
 _WORDS: Final = {"request_ids": "request_id", "sessions": "session_id", "parents": "parent_id"}
 AT_DEADLINE: Final = "deadline"
-"""Error of a request that the run's own end cancelled."""
+"""Error of a request that the planned end of the run cancelled."""
 _STATUS_NUMBERS: Final[dict[str, int]] = {status: number for number, status in enumerate(STATUSES)}
 
 
 @dataclass(slots=True)
 class _Columns:
-    """Columns of the batches so far, each as its parts."""
+    """Columns collected batch by batch."""
 
     words: dict[str, list[str | None]] = field(default_factory=lambda: {name: [] for name in _WORDS})
-    parts: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
+    arrays: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
     gap_ms: "array[float]" = field(default_factory=lambda: array("d"))
-    """Of all batches: the memory of a trace is mostly this, so it grows in place."""
+    """Gaps of all batches: most of a trace's memory, so the array grows in place."""
     upstreams: dict[str, int] = field(default_factory=dict)
-    """Place of each."""
+    """Index of each upstream."""
     rows: int = 0
 
     def add(self, batch: Batch) -> None:
@@ -170,20 +170,20 @@ class _Columns:
         gap_ms, gaps = _gaps(batch)
         self.gap_ms.frombytes(gap_ms.tobytes())
         arrays |= gaps
-        for name, part in arrays.items():
-            self.parts.setdefault(name, []).append(part)
+        for name, column in arrays.items():
+            self.arrays.setdefault(name, []).append(column)
         self.rows += len(batch)
 
     def joined(self) -> dict[str, Any]:
-        """Return every column whole; the parts are dropped."""
-        if not self.parts:
+        """Return the concatenated columns, and release the batches."""
+        if not self.arrays:
             self.add(Batch([]))
-        tokens, counts = self.parts.pop("gap_tokens"), np.concatenate(self.parts.pop("gap_counts"))
-        ones = all(part.strides == (0,) for part in tokens)
+        tokens, counts = self.arrays.pop("gap_tokens"), np.concatenate(self.arrays.pop("gap_counts"))
+        single_tokens = all(batch.strides == (0,) for batch in tokens)
         return {
-            **{name: np.concatenate(self.parts.pop(name)) for name in list(self.parts)},
+            **{name: np.concatenate(self.arrays.pop(name)) for name in list(self.arrays)},
             "gap_ms": np.frombuffer(self.gap_ms) if self.gap_ms else np.empty(0),
-            "gap_tokens": np.broadcast_to(_ONE, len(self.gap_ms)) if ones else np.concatenate(tokens),
+            "gap_tokens": np.broadcast_to(_ONE, len(self.gap_ms)) if single_tokens else np.concatenate(tokens),
             "gap_owner": np.repeat(np.arange(self.rows, dtype=np.int32), counts),
         }
 
@@ -192,12 +192,12 @@ _ONE: Final = np.ones(1, np.int32)
 
 
 def _gaps(batch: Batch) -> tuple[FloatArray, dict[str, npt.NDArray[Any]]]:
-    """Return all gaps, and columns by gap and by request; tokens of one a read, as nearly always, take no memory."""
+    """Return all gaps between tokens, and columns by gap and by request; reads of one token need no memory."""
     gap_ms, tokens, counts = batch.values("itl_ms"), batch.values("itl_tokens"), batch.lengths("itl_ms")
     owner = np.repeat(np.arange(len(batch)), counts)
     token_counts = batch.lengths("itl_tokens")
-    if (token_counts != counts).any():  # of other tools: a read without its count is a token
-        tokens = _beside(tokens, token_counts, counts)
+    if (token_counts != counts).any():  # traces of other tools: a read without a count has one token
+        tokens = _tokens_by_gap(tokens, token_counts, counts)
     gap_sums, token_sums = (np.bincount(owner, values, len(batch)) for values in (gap_ms, tokens))
     later = np.minimum(token_sums, MOST_TOKENS)
     later = np.where(later > 0, later, batch.numbers("output_tokens", 0) - 1)
@@ -209,27 +209,27 @@ def _gaps(batch: Batch) -> tuple[FloatArray, dict[str, npt.NDArray[Any]]]:
     return gap_ms, {"gap_tokens": tokens, "gap_counts": counts, "tpot_ms": tpot_ms}
 
 
-def _beside(tokens: FloatArray, token_counts: IntArray, counts: IntArray) -> FloatArray:
-    """Return tokens for each gap: 0 where the record has fewer tokens than gaps."""
-    beside = np.zeros(int(counts.sum()))
-    kept = np.minimum(token_counts, counts)
-    within = np.arange(int(kept.sum())) - np.repeat(np.cumsum(kept) - kept, kept)
-    beside[np.repeat(np.cumsum(counts) - counts, kept) + within] = tokens[
-        np.repeat(np.cumsum(token_counts) - token_counts, kept) + within
+def _tokens_by_gap(tokens: FloatArray, token_counts: IntArray, counts: IntArray) -> FloatArray:
+    """Return the tokens of each gap: 0 where the record has fewer token counts than gaps."""
+    by_gap = np.zeros(int(counts.sum()))
+    paired = np.minimum(token_counts, counts)
+    within = np.arange(int(paired.sum())) - np.repeat(np.cumsum(paired) - paired, paired)
+    by_gap[np.repeat(np.cumsum(counts) - counts, paired) + within] = tokens[
+        np.repeat(np.cumsum(token_counts) - token_counts, paired) + within
     ]
-    return beside
+    return by_gap
 
 
 def load_run(label: str, path: Path, *, named: bool = True, reuse: bool = False, chains: bool = False) -> Run:
-    """Read a trace into columns; InputError if it is missing, malformed or empty.
+    """Read a trace into columns. Raises InputError if it is missing, malformed or empty.
 
-    ``named``: with its digest, a second pass over the file. ``reuse``: with ``reusable_tokens``; ``chains``: with the
-    block hashes, too.
+    ``named``: with the digest, a second pass over the file. ``reuse``: with ``reusable_tokens``; ``chains``: also with
+    chains of block hashes.
     """
     with open_trace(path) as reader, without_collector():
         inferred = inferred_outputs(reader) if reuse or chains else None
-        run = _collect(label, path.name, reader.meta, reader.batches(), inferred, reuse=reuse, kept=chains)
-        # The end of a run completes what its header says of the load.
+        run = _collect(label, path.name, reader.meta, reader.batches(), inferred, reuse=reuse, keeps_chains=chains)
+        # The header at the end of a run has the complete workload.
         meta = msgspec.structs.replace(reader.meta, workload=reader.latest_meta.workload)
         warnings = tuple(reader.warnings)
     if not len(run):
@@ -240,10 +240,10 @@ def load_run(label: str, path: Path, *, named: bool = True, reuse: bool = False,
 def make_run(
     label: str, file: str, meta: Meta, records: Iterable[Record], *, reuse: bool = False, chains: bool = False
 ) -> Run:
-    """Return records as columns, without a digest; ``reuse`` and ``chains`` as in ``load_run``."""
-    listed = list(records)
-    inferred = infer_outputs(meta, listed) if reuse or chains else None
-    return _collect(label, file, meta, [Batch(listed)], inferred, reuse=reuse, kept=chains)
+    """Convert records to columns, without a digest; ``reuse`` and ``chains`` as in ``load_run``."""
+    run_records = list(records)
+    inferred = infer_outputs(meta, run_records) if reuse or chains else None
+    return _collect(label, file, meta, [Batch(run_records)], inferred, reuse=reuse, keeps_chains=chains)
 
 
 def _collect(
@@ -254,23 +254,23 @@ def _collect(
     inferred: InferredOutputs | None,
     *,
     reuse: bool,
-    kept: bool,
+    keeps_chains: bool,
 ) -> Run:
-    columns, read = _Columns(), PromptChains(meta.block_size or 0, compiled=kept, inferred=inferred)
-    reuse = (reuse or kept) and bool(meta.block_size)
+    columns, prompt_chains = _Columns(), PromptChains(meta.block_size or 0, compiled=keeps_chains, inferred=inferred)
+    reuse = (reuse or keeps_chains) and bool(meta.block_size)
     for batch in batches:
         columns.add(batch)
         if reuse:
-            read.add(batch)
+            prompt_chains.add(batch)
     arrays = columns.joined()
     scored = arrays.pop("scored")
     reusable, chains = np.full(columns.rows, UNKNOWN), None
     if reuse and columns.rows:
-        chains, end_ms = read.take(), arrays["arrival_ms"] + arrays["e2e_ms"]
+        chains, end_ms = prompt_chains.pop_chains(), arrays["arrival_ms"] + arrays["e2e_ms"]
         reusable = reusable_tokens(chains, arrays["arrival_ms"], end_ms, arrays["prompt_tokens"], engine_block(meta))
-        reusable = np.where(scored, np.minimum(reusable, 0), reusable)  # no engine looks such a prompt up
+        reusable = np.where(scored, np.minimum(reusable, 0), reusable)  # no prefix lookup for such prompts
     words: dict[str, Any] = columns.words
-    kept = kept and chains is not None and len(chains.numbers) > 0
+    keeps_chains = keeps_chains and chains is not None and len(chains.numbers) > 0
     return Run(
         label=label,
         file=file,
@@ -278,13 +278,13 @@ def _collect(
         meta=meta,
         upstreams=tuple(columns.upstreams),
         reusable_tokens=reusable,
-        chains=chains if kept else None,
+        chains=chains if keeps_chains else None,
         **words,
         **arrays,
     )
 
 
 def engine_block(meta: Meta) -> int:
-    """Return the engine's block size, if it is a multiple of the trace's, else the trace's."""
+    """Return the engine's block size if it is a multiple of the trace's, else the trace's."""
     fine, size = meta.block_size or 1, (meta.engine.block_size if meta.engine else None) or 0
     return size if size and size % fine == 0 else fine

@@ -1,4 +1,4 @@
-"""Index of a sweep: a folder of runs, and ``sweep.jsonl`` in it with a line for each."""
+"""Index of a load sweep: ``sweep.jsonl`` in its folder, with a line per run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ Word = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Run of a sweep: a point of one label, or its repetition."""
+    """Run of a load sweep at a concurrency or request rate."""
 
     run: Word
     """Name, unique in the folder: ``A-p8-r1``."""
@@ -31,9 +31,9 @@ class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
     repeat: Annotated[int, msgspec.Meta(ge=1)]
     """1, 2, …"""
     trace: Word
-    """Its file, relative to the folder; a failed or cut run may have none."""
+    """Trace file, relative to the folder; may be missing after a failed or cut run."""
     status: RunStatus
-    """``cut``: begun and not ended, as a killed run is."""
+    """``cut``: started and not ended, such as a killed run."""
     reason: str | None
     """Reason of a failed or cut run. Null: done."""
     command: str
@@ -41,11 +41,11 @@ class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
     started: str
     """RFC 3339."""
     duration_s: Annotated[float, msgspec.Meta(ge=0)]
-    """From the first send to the last end."""
+    """Time from the first send to the last end."""
 
 
 def read_sweep(folder: Path) -> list[SweepRun]:
-    """Read a sweep's runs in the order they began; raises InputError naming file, line and field."""
+    """Read the runs of a sweep, in order of their starts. Raises InputError naming file, line and field."""
     path = folder / INDEX
     if not path.is_file():
         raise InputError(f"{folder}: no {INDEX} is there; expected the folder of a sweep (loadgen sweep -o {folder})")
@@ -55,21 +55,21 @@ def read_sweep(folder: Path) -> list[SweepRun]:
             where = f"{path}:{lines.number}"
             run = _checked(convert_object(parse_object(line, where), SweepRun, where), where)
             if run.run in runs:
-                raise InputError(f"{where}: run: {run.run!r} again; expected a name of its own")
+                raise InputError(f"{where}: run: {run.run!r} twice; expected unique names")
             runs[run.run] = run
     return list(runs.values())
 
 
-def _checked(found: SweepRun, where: str) -> SweepRun:
-    if (found.parallel is None) == (found.rate is None):
-        raise InputError(f"{where}: parallel, rate: {found.parallel}, {found.rate}; expected a number in one of them")
-    if found.trace != Path(found.trace).name:
-        raise InputError(f"{where}: trace: {found.trace!r}; expected a file name in the folder")
-    return found
+def _checked(run: SweepRun, where: str) -> SweepRun:
+    if (run.parallel is None) == (run.rate is None):
+        raise InputError(f"{where}: parallel, rate: {run.parallel}, {run.rate}; expected a number in one of them")
+    if run.trace != Path(run.trace).name:
+        raise InputError(f"{where}: trace: {run.trace!r}; expected a file name in the folder")
+    return run
 
 
 def write_sweep(folder: Path, runs: Sequence[SweepRun]) -> None:
-    """Replace the index of a sweep's folder."""
+    """Write the index of a sweep's folder."""
     path = folder / INDEX
     try:
         replace_durably(path, b"".join(msgspec.json.encode(run) + b"\n" for run in runs))

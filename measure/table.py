@@ -1,4 +1,4 @@
-"""Tables on a terminal: columns as wide as their widest cell."""
+"""Text tables: columns as wide as their widest cell."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,22 +8,21 @@ GAP = "  "
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table in words, for a terminal and for a page; the first column names the rows."""
+    """Table of text cells for a terminal and a page; the first column has the row names."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     @property
     def lines(self) -> list[str]:
-        """Lines for a terminal; none without rows."""
+        """Lines of the table; no lines without rows."""
         return table_lines(self.columns, self.rows, "<") if self.rows else []
 
 
 def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], align: str = "", gap: str = GAP) -> list[str]:
-    """Return the headings and the rows as lines without trailing blanks.
+    """Return headings and rows as lines without trailing blanks; without ``headings`` only rows.
 
-    ``align``: one of ``<`` and ``>`` for each column, ``>`` for the columns beyond it. No headings: no such line.
-    Raises ValueError if a row has another number of cells than the first.
+    ``align``: ``<`` or ``>`` by column; ``>`` for further columns. Raises ValueError for rows of different lengths.
     """
     lines = [headings, *rows] if headings else rows
     columns = list(zip(*lines, strict=True))

@@ -1,4 +1,4 @@
-"""Thresholds of gates, searches and SLOs, ``[LABEL.][COHORT.]metric[.pNN][.key]<=LIMIT``: a duration, % or number."""
+"""Latency and throughput thresholds of gates, searches and SLOs: ``[LABEL.][COHORT.]metric[.pNN][.key]<=LIMIT``."""
 
 import operator
 import re
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from measure.cohorts import known_cohorts
+from measure.cohorts import all_cohorts
 from tracefile.commandline.durations import UNIT_SECONDS
 from tracefile.records.errors import InputError
 
@@ -24,7 +24,7 @@ TOO_UNCERTAIN: Final = "too uncertain to say"
 
 
 def is_uncertain(value: float, limit: float, noise: float) -> bool:
-    """Return if noise larger than a limit hides on which side of it a value is: no verdict but ``TOO_UNCERTAIN``."""
+    """Return whether noise exceeds the limit and the value: the verdict is ``TOO_UNCERTAIN``."""
     return noise > abs(limit) and abs(value) <= noise
 
 
@@ -42,24 +42,24 @@ _UNITS: Final[dict[str, tuple[Unit, float]]] = {
 _THRESHOLD: Final = re.compile(
     r"(?P<path>[^<>=]+?)\s*(?P<op><=|>=|<|>)\s*(?P<limit>-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(?P<unit>%|ms|s|m|h|d|)"
 )
-_REST: Final = re.compile(r"(?:\.p(?P<percentile>\d{1,2}(?:\.\d+)?))?(?:\.(?P<key>(?!p\d)[a-z]\w*))?")
+_SUFFIX: Final = re.compile(r"(?:\.p(?P<percentile>\d{1,2}(?:\.\d+)?))?(?:\.(?P<key>(?!p\d)[a-z]\w*))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Limit on a value."""
+    """Limit on a latency, throughput or share."""
 
     text: str
-    """The threshold as written, without the spaces around it."""
+    """Text of the threshold, stripped."""
     label: str | None
-    """None: every label that is judged."""
+    """None: all labels."""
     cohort: str | None
     """None: all requests."""
     metric: str
     percentile: float | None
     """Above 0 and below 100."""
     key: str | None
-    """A figure of the metric or of its percentile, such as ``error``; None: the value itself."""
+    """Derived figure of the metric, such as ``error``; None: the value."""
     op: str
     limit: float
     """In ms, as a fraction, or a plain number, as ``unit`` says."""
@@ -68,41 +68,41 @@ class Threshold:
     def holds(self, value: float) -> bool:
         return bool(_OPERATORS[self.op](value, self.limit))
 
-    def holds_each(self, values: "FloatArray") -> "BoolArray":
-        """Return if each value holds; NaN does not."""
-        held: BoolArray = _OPERATORS[self.op](values, self.limit)
-        return held
+    def meets(self, values: "FloatArray") -> "BoolArray":
+        """Return for each value whether it meets the threshold; NaN does not."""
+        result: BoolArray = _OPERATORS[self.op](values, self.limit)
+        return result
 
 
 def parse_threshold(flag: str, text: str, *, metrics: Sequence[str], labels: Sequence[str] = ()) -> Threshold:
-    """Read a threshold on one of ``metrics``, after the longest fitting label; raises InputError naming the flag."""
+    """Parse a threshold on one of ``metrics``, after the longest matching label. Raises InputError naming the flag."""
     text = text.strip()
-    found = _THRESHOLD.fullmatch(text)
-    if found is None:
+    match = _THRESHOLD.fullmatch(text)
+    if match is None:
         raise InputError(f"{flag} {text}: not a threshold; expected [LABEL.][COHORT.]metric.pNN<=LIMIT, as {EXAMPLE}")
-    path = found["path"]
+    path = match["path"]
     label = _longest_prefix(path, labels)
     path = path if label is None else path[len(label) + 1 :]
-    cohort = _longest_prefix(path, known_cohorts())
+    cohort = _longest_prefix(path, all_cohorts())
     path = path if cohort is None else path[len(cohort) + 1 :]
     metric = next((name for name in metrics if path == name or path.startswith(f"{name}.")), None)
     if metric is None:
         raise InputError(f"{flag} {text}: {_unknown_word(path, label, cohort, metrics, labels)}")
-    rest = _REST.fullmatch(path[len(metric) :])
-    if rest is None or (rest["percentile"] is not None and float(rest["percentile"]) == 0.0):
+    suffix = _SUFFIX.fullmatch(path[len(metric) :])
+    if suffix is None or (suffix["percentile"] is not None and float(suffix["percentile"]) == 0.0):
         raise InputError(
             f"{flag} {text}: {path[len(metric) + 1 :]!r}; expected pNN, a key, or pNN.key, as in {EXAMPLE}"
         )
-    unit, factor = _UNITS[found["unit"]]
+    unit, factor = _UNITS[match["unit"]]
     return Threshold(
         text=text,
         label=label,
         cohort=cohort,
         metric=metric,
-        percentile=None if rest["percentile"] is None else float(rest["percentile"]),
-        key=rest["key"],
-        op=found["op"],
-        limit=float(found["limit"]) * factor if factor >= 1.0 else float(found["limit"]) / 100.0,
+        percentile=None if suffix["percentile"] is None else float(suffix["percentile"]),
+        key=suffix["key"],
+        op=match["op"],
+        limit=float(match["limit"]) * factor if factor >= 1.0 else float(match["limit"]) / 100.0,
         unit=unit,
     )
 
@@ -114,11 +114,11 @@ def _longest_prefix(path: str, names: Sequence[str]) -> str | None:
 def _unknown_word(
     path: str, label: str | None, cohort: str | None, metrics: Sequence[str], labels: Sequence[str]
 ) -> str:
-    """The first word of the path that is none of label, cohort or metric, and the words that could stand there."""
-    word, _, rest = path.partition(".")
-    next_word = rest.partition(".")[0]
+    """Return the first word of the path that is no label, cohort or metric, and the expected words."""
+    word, _, suffix = path.partition(".")
+    next_word = suffix.partition(".")[0]
     if cohort is None and next_word in metrics and not (label is None and labels):
-        return f"no cohort {word!r}; expected one of {', '.join(known_cohorts())}"
-    if label is None and labels and (next_word in metrics or _longest_prefix(rest, known_cohorts())):
+        return f"no cohort {word!r}; expected one of {', '.join(all_cohorts())}"
+    if label is None and labels and (next_word in metrics or _longest_prefix(suffix, all_cohorts())):
         return f"no compared label {word!r}; expected one of {', '.join(labels)}"
     return f"no metric {word!r}; expected one of {', '.join(metrics)}"

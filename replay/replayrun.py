@@ -10,7 +10,7 @@ from engines.control import ControlClient, reset_prefix_cache
 from engines.detection import recognition_notes
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
-from engines.readiness import Target, look_at, unreported
+from engines.readiness import Target, inspect_engine, unreported
 from loadgen.core.bodies import cache_probe
 from loadgen.core.request import origin_of
 from loadgen.runs.coordinator import RunConfig, announce, run_job, tokenizer_words
@@ -54,7 +54,7 @@ def run_replay(config: ReplayConfig) -> int:
         )
     with ControlClient(str(origin_of(config.url)), config.access) as control:
         model = control.resolve_model(config.model)
-        engine = look_at(control, model, config.dialect)
+        engine = inspect_engine(control, model, config.dialect)
         require_adapters(survey, engine.dialect, config)
         notes = advance_notes(survey, engine.dialect, config)
         if config.reset_cache:
@@ -105,7 +105,7 @@ def report(
         sent=outcome.tally.started,
         stopped=outcome.stopped or ("a process died" if outcome.failures else None),
     )
-    notes = [*recognition_notes(engine.found), *notes, *session_notes(outcome.findings, config)]
+    notes = [*recognition_notes(engine.recognised), *notes, *session_notes(outcome.findings, config)]
     notes += fidelity_notes(fidelity, cold=config.cold_prompts, output_substitution=config.output_substitution)
     check, counts = report_check(*prompts_of(text), outcome.findings), text_counts(outcome.findings)
     notes += [*(() if text is None else check_notes(check)), *text_notes(counts)]
@@ -132,7 +132,7 @@ def session_notes(findings: Mapping[str, int], config: ReplayConfig) -> list[str
 
 
 def replay_meta(config: ReplayConfig, survey: Survey, target: Target) -> Meta:
-    facts, recognition = target.facts, target.found
+    facts, recognition = target.facts, target.recognised
     counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
     engine = msgspec.structs.replace(facts.engine, gpus=config.gpus)
     if engine.name is None and recognition.certain:

@@ -55,11 +55,11 @@ def show_trace(path: Path, flags: argparse.Namespace) -> int:
     run = trace.read_run(path)
     for warning in run.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    study = trace.study_chains(run, kv_bytes)
-    metrics = trace.measure_run(run, gpus=gpus, slos=limits, study=study)
+    analysis = trace.analyse_chains(run, kv_bytes)
+    metrics = trace.measure_run(run, gpus=gpus, slos=limits, analysis=analysis)
     if flags.by is not None:
         metrics = structs.replace(metrics, by_session=sessions.session_uses(run))
-    material = measured.Measured(run, metrics, study)
+    material = measured.Measured(run, metrics, analysis)
     if html is not None:
         write_page(html, page.trace_page(material))
     if flags.files is not None:

@@ -28,11 +28,11 @@ from wire.url import parse_listen
 
 MIB = 1 << 20
 LARGEST = 1 << 32
-"""Of any number of a flag: so many MiB are counted in 64 bits."""
+"""Largest number of a flag: as MiB, it fits into 64 bits."""
 WORKERS_A_CORE = 16
-"""More than that are a mistake in typing, and take the machine's memory from what else runs on it."""
+"""Limit of workers per core: more are a typing error, and would exhaust the machine's memory."""
 EPILOG = """\
-"tap read-log" makes a trace of a request log, as if a tap had recorded it.
+"tap read-log" converts a request log to a trace.
 
 examples:
   tap --upstream http://localhost:8000 --listen :8001 --tokenizer engine --inject auto -o monday.jsonl.zst
@@ -41,39 +41,38 @@ examples:
 
 
 def parser() -> Parser:
-    made = Parser(
+    tap_parser = Parser(
         prog="tap",
         description=__doc__.partition(": ")[2] if __doc__ else None,
         epilog=EPILOG,
         commands=["read-log"],
     )
-    _add_traffic(made.add_argument_group("traffic"))
-    _add_trace(made.add_argument_group("trace"))
-    _add_hashes(made.add_argument_group("block hashes"))
-    _add_engine(made.add_argument_group("engine"))
-    add_access_arguments(made, "the tap's own calls to the engine; --ca, --cert and --key for relayed requests, too")
-    _add_settings(made)
-    return made
+    _add_traffic(tap_parser.add_argument_group("traffic"))
+    _add_trace(tap_parser.add_argument_group("trace"))
+    _add_hashes(tap_parser.add_argument_group("block hashes"))
+    _add_engine(tap_parser.add_argument_group("engine"))
+    add_access_arguments(tap_parser, "control calls to the engine; --ca, --cert and --key also for relayed requests")
+    _add_settings(tap_parser)
+    return tap_parser
 
 
-def log_parser() -> Parser:
-    """Return the parser of ``tap read-log``."""
-    made = Parser(
+def read_log_parser() -> Parser:
+    log_parser = Parser(
         prog="tap read-log",
-        description="a trace out of a request log, each row hashed and recorded as if a tap had seen it.",
+        description="convert a request log to a trace with token counts and block hashes.",
         epilog="examples:\n  tap read-log requests.jsonl --tokenizer /models/your-model -o monday.jsonl.zst\n",
     )
-    add = made.add_argument
+    add = log_parser.add_argument
     add("log", type=Path, help="OpenAI chat, batch or messages JSONL, or a gateway's rows")
     add("-o", "--output", required=True, metavar="OUT", help="trace to write; .gz, .zst")
-    add("--overwrite", action="store_true", help="replace OUT if it is there")
+    add("--overwrite", action="store_true", help="replace an existing OUT")
     add("--tokenizer", required=True, metavar="PATH|ids", help="source of token ids: the model's tokenizer")
-    add("--endpoint", metavar="PATH", help="API of rows that name none, as /v1/messages (default: by its keys)")
+    add("--endpoint", metavar="PATH", help="API of rows without a path, as /v1/messages (default: by the keys)")
     add("--block-size", type=int, default=16, metavar="TOKENS", help="block size of the hashes")
-    add("--model", metavar="NAME", help="model that hash chains start from (default: each request's own)")
+    add("--model", metavar="NAME", help="model name in the block hashes (default: the model of each request)")
     add("--hash", choices=["xxh3_64", "blake2b"], default="xxh3_64", dest="algorithm", help="hash algorithm")
     add("--key-file", type=Path, help="secret key of the hashes (default: the tap's)")
-    return made
+    return log_parser
 
 
 def _add_traffic(group: argparse._ArgumentGroup) -> None:
@@ -83,13 +82,13 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="base URL of the engine, or of a gateway before it; may be repeated (required, or --upstreams)",
+        help="base URL of the engine, or of a gateway in front of it; may be repeated (required, or --upstreams)",
     )
     add(
         "--upstreams",
         metavar="FILE",
         dest="upstreams_file",
-        help="file with a URL a line, instead of --upstream; # begins a comment; read again on SIGHUP",
+        help="file with one URL per line, instead of --upstream; # starts a comment; reloaded on SIGHUP",
     )
     add(
         "--listen",
@@ -104,14 +103,14 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         metavar="HOST:PORT",
         help="address of /healthz, /readyz and /metrics, such as 127.0.0.1:9001",
     )
-    add("--workers", type=_workers, default=1, metavar="N", help="relaying processes that share the port")
-    add("--route", type=_route, default="round-robin", metavar="POLICY", help=f"{ROUTE_HELP}, of several upstreams")
+    add("--workers", type=_workers, default=1, metavar="N", help="worker processes that share the port")
+    add("--route", type=_route, default="round-robin", metavar="POLICY", help=f"{ROUTE_HELP}, among several upstreams")
     add(
         "--drain",
         type=duration,
         default="30s",
         dest="drain_s",
-        help="time that requests in flight have to end after SIGTERM or Ctrl-C",
+        help="time for requests in flight to finish after SIGTERM or Ctrl-C",
     )
 
 
@@ -121,7 +120,7 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
         "-o",
         "--output",
         metavar="TRACE",
-        help="the trace to write: .jsonl, .jsonl.zst or .jsonl.gz (default: a new name in this folder)",
+        help="trace to write: .jsonl, .jsonl.zst or .jsonl.gz (default: a new name in the current folder)",
     )
     add("--overwrite", action="store_true", help="replace an existing trace")
     add("--resume", action="store_true", help="append to an existing trace")
@@ -144,14 +143,14 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
         type=_positive_duration,
         metavar="TIME",
         dest="keep_s",
-        help="delete closed segments of this age, such as 30d, when another closes: two at most, never the newest, nor "
-        "one without write permission",
+        help="delete closed segments older than this, such as 30d, at each rotation: at most two, never the newest or "
+        "a segment without write permission",
     )
     add(
         "--upload",
         type=_upload_url,
         metavar="URL",
-        help="upload closed segments here: s3://bucket/folder, or any URL that fsspec supports",
+        help="upload closed segments to this URL: s3://bucket/folder, or any URL that fsspec supports",
     )
     add(
         "--keep-header",
@@ -160,7 +159,7 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="NAME",
         dest="keep_headers",
-        help="request header to keep in records, such as x-team; may be repeated; names of secrets are refused",
+        help="request header to record, such as x-team; may be repeated; headers with secrets are refused",
     )
 
 
@@ -170,31 +169,30 @@ def _add_hashes(group: argparse._ArgumentGroup) -> None:
         "--tokenizer",
         default=AUTO,
         metavar="PATH|engine|ids",
-        help="source of the hashed token ids: the model's tokenizer directory; engine: its /tokenize, after the "
-        "request is relayed; ids: prompts sent as ids, or returned by --inject (default: engine if it has /tokenize, "
-        "else ids)",
+        help="source of the hashed token ids: PATH: the model's tokenizer directory; engine: its /tokenize, called "
+        "after the request; ids: sent by clients or by --inject (default: engine if it has /tokenize, else ids)",
     )
     add(
         "--block-size",
         type=_block_size,
         metavar="TOKENS",
-        help="block size of the hashes (default 16, or the engine's of 8 to 15); if the engine's is smaller, "
-        "records tell to the token where prompts part",
+        help="block size of the hashes (default 16, or the engine's if 8 to 15); if the engine's is smaller, records "
+        "also have the token position where prompts diverge",
     )
     add(
         "--hash",
         choices=["xxh3_64", "blake2b"],
         default="xxh3_64",
         dest="algorithm",
-        help="hash algorithm; blake2b for traces that you give away",
+        help="hash algorithm; blake2b for traces that leave your organisation",
     )
     add(
         "--key-file",
         metavar="FILE",
-        help="secret key of the hashes, made if missing; hashes of two keys never match (default $KVTAPE_KEY_FILE, or "
-        "~/.config/kvtape/key)",
+        help="secret key of the hashes, created if missing; hashes of two keys never match (default $KVTAPE_KEY_FILE, "
+        "or ~/.config/kvtape/key)",
     )
-    add("--model", metavar="NAME", help="model name to record, of which hash chains start (default: the engine's)")
+    add("--model", metavar="NAME", help="model name to record and to hash (default: the engine's)")
 
 
 def _add_engine(group: argparse._ArgumentGroup) -> None:
@@ -203,25 +201,25 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="auto|usage|token-ids",
-        help="request usage or token ids where clients did not, and remove them from responses; auto: both, as far as "
-        "each upstream's engine has them; may be repeated",
+        help="request usage or token ids if the client did not, and remove them from the response; auto: both, as far "
+        "as each engine supports them; may be repeated",
     )
     group.add_argument(
         "--dialect",
         choices=get_args(DialectName),
-        help="the engine, if its metrics do not tell (default: as they tell, else vllm)",
+        help="engine dialect (default: detected by the engine's metrics, else vllm)",
     )
     group.add_argument(
         "--engine-facts",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="ask the upstream's /version, /metrics and /v1/models at start and every 30 s, for the trace's header "
+        help="read the upstream's /version, /metrics and /v1/models at start and every 30 s, for the trace's header "
         "(default: yes)",
     )
 
 
-def _add_settings(made: Parser) -> None:
-    add = made.add_setting
+def _add_settings(parser: Parser) -> None:
+    add = parser.add_setting
     add("--lora", action="append", default=[], metavar="NAME", dest="loras", help="served name of a LoRA adapter")
     add("--file-mode", type=_mode, default="0600", metavar="MODE", help="permissions of the trace and its other files")
     add(
@@ -230,7 +228,7 @@ def _add_settings(made: Parser) -> None:
         default="16",
         metavar="MB",
         dest="max_body_bytes",
-        help="largest body that is recorded in full; larger bodies are only relayed",
+        help="capture limit of a body; larger bodies are relayed but not recorded in full",
     )
     add(
         "--queue-mb",
@@ -238,7 +236,7 @@ def _add_settings(made: Parser) -> None:
         default="256",
         metavar="MB",
         dest="queue_bytes",
-        help="memory for bodies that wait for the recorder; beyond it records are dropped and counted",
+        help="memory for bodies queued for the recorder; beyond it, records are dropped and counted",
     )
 
 
@@ -265,7 +263,7 @@ def _block_size(text: str) -> int:
 
 
 def _workers(text: str) -> int:
-    """Read a number of processes that is of use: each takes 50 MB, however few cores there are."""
+    """Parse a number of worker processes, bounded by cores: each worker uses 50 MB."""
     count = int(_number(text, int, "a whole number above 0"))
     most = WORKERS_A_CORE * usable_cores()
     if count > most:
@@ -299,11 +297,11 @@ def _upload_url(text: str) -> str:
 
 
 def _header(text: str) -> str:
-    """Read the name of a header that records may keep, in lower case: none that could hold a secret."""
+    """Parse the name of a recorded header, in lower case; headers that may hold a secret are refused."""
     if not HEADER_NAME.fullmatch(text):
         raise _refusal(text, "the name of one header, such as X-Tenant")
     if SECRET_HEADER.search(text):
-        raise argparse.ArgumentTypeError(f"{text!r} may hold a secret; expected a header that is none")
+        raise argparse.ArgumentTypeError(f"{text!r} may hold a secret; expected another header")
     return text.lower()
 
 
@@ -314,54 +312,54 @@ def _mode(text: str) -> int:
 
 
 def read_settings(argv: Sequence[str]) -> Settings:
-    """Return the settings that flags give. Raises InputError for flags that contradict each other or the files."""
+    """Return the settings of the flags. Raises InputError for contradicting flags, or flags that contradict files."""
     args = parser().parse_args(argv)
     trace = _checked_trace(args)
     if bool(args.upstream) == (args.upstreams_file is not None):
-        given = "both were given" if args.upstream else "none was given"
-        raise InputError(f"--upstream URL, --upstreams FILE: {given}; expected exactly one of the two")
-    named = distinct_origins((f"--upstream {url}", url) for url in args.upstream)
-    words = {word for text in args.inject for word in text.split(",")}
+        reason = "both were given" if args.upstream else "none was given"
+        raise InputError(f"--upstream URL, --upstreams FILE: {reason}; expected exactly one of the two")
+    origins = distinct_origins((f"--upstream {url}", url) for url in args.upstream)
+    values = {value for text in args.inject for value in text.split(",")}
     _check_rotation(args)
     if args.tokenizer not in (AUTO, *NAMED_TOKENIZERS):
-        args.tokenizer = str(tokenizer_folder(Path(args.tokenizer), others=", `engine` or `ids`"))
-    made = {
-        "upstreams": named if args.upstreams_file is None else read_upstreams(args.upstreams_file),
+        args.tokenizer = str(tokenizer_folder(Path(args.tokenizer), alternatives=", `engine` or `ids`"))
+    fields = {
+        "upstreams": origins if args.upstreams_file is None else read_upstreams(args.upstreams_file),
         "trace": trace,
         "access": read_access(args),
-        "inject": _injections(words, args.dialect),
-        "inject_auto": AUTO in words,
+        "inject": _injections(values, args.dialect),
+        "inject_auto": AUTO in values,
         "keep_headers": tuple(dict.fromkeys(args.keep_headers)),
         "loras": tuple(args.loras),
     }
-    return Settings(**(same_named(Settings, args) | made))
+    return Settings(**(same_named(Settings, args) | fields))
 
 
 def _check_rotation(args: argparse.Namespace) -> None:
-    """Raise InputError for a flag about closed segments of a trace that has none."""
+    """Raise InputError for a flag about closed segments without rotation."""
     if args.rotate_bytes is not None or args.rotate_s is not None:
         return
     for flag, value in (("--upload", args.upload), ("--keep", args.keep_s)):
         if value is not None:
-            raise InputError(f"{flag}: about closed segments; expected --rotate-mb or --rotate-age beside it")
+            raise InputError(f"{flag}: needs closed segments; expected --rotate-mb or --rotate-age, too")
 
 
 def _checked_trace(args: argparse.Namespace) -> str:
     if args.output is None and args.resume:
-        raise InputError("--resume: without --output; expected the trace to go on with")
+        raise InputError("--resume: needs --output; expected the trace to continue")
     path = output_name(args.output, "tap")
     refuse_inputs(path, _inputs(args))
     if args.overwrite and args.resume:
         raise InputError("--overwrite, --resume: both were given; expected one of the two at most")
     if str(path).endswith(".parquet"):
-        raise InputError(f"--output {path}: lines are recorded; expected .jsonl, .jsonl.gz or .jsonl.zst")
+        raise InputError(f"--output {path}: not a line format; expected .jsonl, .jsonl.gz or .jsonl.zst")
     file = Path(path)
     if file.is_dir():
         raise InputError(f"--output {path}: is a directory; expected a file to write")
     if file.is_file() and file.stat().st_size and not args.overwrite and not args.resume:
-        raise InputError(f"--output {path}: already has a trace; expected a new file, --resume or --overwrite")
+        raise InputError(f"--output {path}: exists; expected a new file, --resume or --overwrite")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise InputError(f"--output {path}: cannot be written; expected a folder that is there and writable")
+        raise InputError(f"--output {path}: cannot be written; expected an existing, writable folder")
     return path
 
 
@@ -371,42 +369,42 @@ def _inputs(args: argparse.Namespace) -> list[Path]:
     return [Path(path) for path in (*files, args.ca, args.cert, args.key) if path]
 
 
-def _injections(words: set[str], dialect: DialectName | None) -> frozenset[Injection]:
-    known = get_args(Injection)
-    if AUTO in words and len(words) > 1:
-        raise InputError("--inject auto: asks for all that the engine has; expected it alone")
-    if AUTO in words:
-        return frozenset(known)
-    for word in words:
-        if word not in known:
-            raise InputError(f"--inject {word}: expected auto, {' or '.join(known)}")
-        if dialect is not None and word not in DIALECTS[dialect].injectable:
-            raise InputError(f"--inject {word}: {dialect} refuses it, or returns none; expected --inject auto")
-    return frozenset(injection for injection in known if injection in words)
+def _injections(values: set[str], dialect: DialectName | None) -> frozenset[Injection]:
+    supported = get_args(Injection)
+    if AUTO in values and len(values) > 1:
+        raise InputError("--inject auto: includes all injections; expected auto alone")
+    if AUTO in values:
+        return frozenset(supported)
+    for value in values:
+        if value not in supported:
+            raise InputError(f"--inject {value}: expected auto, {' or '.join(supported)}")
+        if dialect is not None and value not in DIALECTS[dialect].injectable:
+            raise InputError(f"--inject {value}: not supported by {dialect}; expected --inject auto")
+    return frozenset(injection for injection in supported if injection in values)
 
 
 def umask_of(file_mode: int) -> int:
-    """Return the umask for files of ``file_mode``; their owner, who may not be root, can enter folders."""
+    """Return the umask for files of ``file_mode``; the owner can always enter folders."""
     return 0o677 & ~file_mode
 
 
 def main(argv: Sequence[str]) -> int:
     if argv[:1] == ["read-log"]:
-        log = log_parser().parse_args(argv[1:])
+        log = read_log_parser().parse_args(argv[1:])
         from tap.logs.logtrace import read_log
 
         return read_log(log)
     settings = read_settings(argv)
-    # Imported with the user's umask: other users may read compiled modules.
+    # Imported with the user's umask, so that other users can read compiled modules.
     import asyncio
 
     from tap.supervisor.service import serve
     from wire.loop import run
 
-    os.umask(umask_of(settings.file_mode))  # of the tap's other processes, too
+    os.umask(umask_of(settings.file_mode))  # also of the child processes
     try:
         run(serve(settings))
-    except asyncio.CancelledError:  # told to end before it had begun
+    except asyncio.CancelledError:  # SIGTERM or Ctrl-C before the start
         return 130
     return 0
 

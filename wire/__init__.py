@@ -1,1 +1,1 @@
-"""HTTP/1.1 on asyncio Protocols: what tap, loadgen and replay share. Imports nothing of the project."""
+"""HTTP/1.1 on asyncio protocols and the rule of token arrival, for tap, loadgen and replay. No project imports."""

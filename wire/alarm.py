@@ -1,8 +1,8 @@
-"""Alarms on the event loop, at an absolute time of ``perf_counter_ns``.
+"""Alarms on the event loop, at an absolute time of ``perf_counter_ns``; sends requests at their arrival times.
 
-An event loop's timers count milliseconds: plain asyncio rings 0.65 ms late at the median and 1.2 ms at p99. A timerfd
-counts nanoseconds, but waking from it takes 0.1 ms. So the alarm wakes the loop a little early, by a timerfd where
-there is one, and takes further turns of the loop for the rest, reads and writes included (docs/dev/why.md).
+Event loop timers have a resolution of 1 ms: plain asyncio is 0.65 ms late at the median and 1.2 ms at p99. A timerfd
+has a resolution of 1 ns, but waking takes 0.1 ms. So the alarm wakes the loop early, by a timerfd if available, and
+spins the loop for the remaining time, which also serves reads and writes (docs/dev/why.md).
 """
 
 import asyncio
@@ -21,10 +21,10 @@ _TIMER_SPEC = struct.Struct("@4l")
 
 
 class LoopWaker:
-    """Wakes the loop near a time, by the loop's own timer, of milliseconds."""
+    """Waker by the loop's timer, with a resolution of 1 ms."""
 
     early_ns = 500_000
-    """How much earlier it must be set."""
+    """Lead time that covers the timer's lateness."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -32,7 +32,7 @@ class LoopWaker:
         self._timer: asyncio.TimerHandle | None = None
 
     def wake_in(self, wait_ns: int | None) -> None:
-        """Call back in about that time; null: not at all. Replaces the time set before."""
+        """Call back after about ``wait_ns``; None: never. Replaces the previous time."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if wait_ns is None else self._loop.call_later(wait_ns / NS_PER_S, self._ring)
@@ -42,7 +42,7 @@ class LoopWaker:
 
 
 class TimerfdWaker:
-    """The same by Linux's timer as a file descriptor, of nanoseconds."""
+    """Waker by Linux's timerfd, with a resolution of 1 ns."""
 
     early_ns = 200_000
 
@@ -67,7 +67,7 @@ class TimerfdWaker:
     def _wake(self) -> None:
         try:
             os.read(self._fd, 8)
-        except BlockingIOError:  # set again after it rang
+        except BlockingIOError:  # the timer was set again after it expired
             return
         self._ring()
 
@@ -81,7 +81,7 @@ def new_waker(ring: Callable[[], None]) -> LoopWaker | TimerfdWaker:
 
 
 class Alarm:
-    """Calls ``ring`` once the clock has reached the time set last."""
+    """Calls ``ring`` when the clock reaches the last set time."""
 
     def __init__(self, ring: Callable[[], None], clock: Clock = time.perf_counter_ns) -> None:
         self._ring = ring
@@ -92,7 +92,7 @@ class Alarm:
         self._soon: asyncio.Handle | None = None
 
     def set(self, at_ns: int | None) -> None:
-        """Ring at ``at_ns``, which may be past; null: not at all. Replaces the time set before."""
+        """Ring at ``at_ns``, which may be past; None: never. Replaces the previous time."""
         if at_ns != self._at_ns:
             self._at_ns = at_ns
             self._wait()
@@ -119,7 +119,7 @@ class Alarm:
 
 
 class Sleeper:
-    """Sleep of a task to an absolute deadline. Make, use and close it on one event loop."""
+    """Sleeps until an absolute deadline. Create, use and close on one event loop."""
 
     def __init__(self) -> None:
         self._woken = asyncio.Event()
@@ -127,7 +127,7 @@ class Sleeper:
         self.wake, self.close = self._woken.set, self._alarm.close
 
     async def sleep_until(self, deadline_ns: int | None) -> None:
-        """Return at ``deadline_ns`` (at the next turn of the loop if that is past), or earlier after ``wake``."""
+        """Return at ``deadline_ns`` (in the next loop iteration if past), or earlier after ``wake``."""
         if deadline_ns is not None and deadline_ns <= time.perf_counter_ns():
             await asyncio.sleep(0)
             return

@@ -1,8 +1,8 @@
-"""Responses of all APIs: the endpoint selects the function that reads tokens from the body.
+"""Parser selection by endpoint: each API's parser counts the tokens of an event, for TTFT and ITL.
 
-llama.cpp's own API is read here: its OpenAI endpoints give no token ids, so prompts of ids go to ``/completion``. A
-stream ends with the event that says ``stop``; no ``[DONE]`` follows. A token within a character waits for the rest of
-it, and its id is then not sent: where the ids are fewer than the tokens that were made, they are dropped.
+llama.cpp's native API is parsed here: its OpenAI endpoints return no token ids, so prompts of token ids are sent to
+``/completion``. A stream ends with an event with ``stop``, without ``[DONE]``. A token within a UTF-8 character is sent
+with the next token, without its id: if there are fewer ids than generated tokens, the ids are dropped.
 """
 
 from collections.abc import Sequence
@@ -10,22 +10,22 @@ from typing import Any
 
 import msgspec
 
-from wire.completion import Completion, EventTaker, parse_stream, parse_whole, take_data
+from wire.completion import Completion, EventParser, parse_body, parse_completions_event, parse_stream
 from wire.events import Timings, token_count
-from wire.messages_events import take_messages_event, take_whole_message
-from wire.responses_events import take_responses_event, take_whole_response
+from wire.messages_events import parse_message_body, parse_messages_event
+from wire.responses_events import parse_response_body, parse_responses_event
 
 LLAMA_CPP = frozenset({"/completion", "/infill"})
-"""Endpoints of llama.cpp's own API."""
+"""Endpoints of llama.cpp's native API."""
 GENERATING = LLAMA_CPP | {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"}
-"""Endpoints that answer with tokens, and say when they are done."""
+"""Endpoints whose responses have tokens and an explicit end."""
 
 FINISH_REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
-"""``stop_type`` in the completions' words."""
+"""llama.cpp's ``stop_type`` as finish reasons of OpenAI's completions."""
 
 
 class NativeEvent(msgspec.Struct):
-    """Streamed event, or a whole response."""
+    """Streamed event of llama.cpp, or a complete response, with token ids and timings."""
 
     index: int | None = 0
     content: str | None = None
@@ -35,7 +35,7 @@ class NativeEvent(msgspec.Struct):
     model: str | None = None
     tokens_predicted: int | None = None
     tokens_evaluated: int | None = None
-    """The prompt's tokens, cached ones included."""
+    """Prompt tokens, cached tokens included."""
     timings: Timings | None = None
     error: Any = None
 
@@ -44,18 +44,18 @@ _decode_event = msgspec.json.Decoder(NativeEvent).decode
 _decode_body = msgspec.json.Decoder(NativeEvent | list[NativeEvent]).decode
 
 
-def take_native_event(completion: Completion, data: bytes, texts: list[str]) -> int:
-    """Add one streamed event to what is known; returns how many tokens it carried."""
-    return _take(completion, _decode_event(data), texts)
+def parse_native_event(completion: Completion, data: bytes, texts: list[str]) -> int:
+    """Parse a streamed event; return its number of tokens."""
+    return _add_event(completion, _decode_event(data), texts)
 
 
-def take_whole_native(completion: Completion, data: bytes, texts: list[str]) -> int:
-    """The same for an answer that came in one piece: an object, or a list of them where several were asked for."""
-    found = _decode_body(data)
-    return sum(_take(completion, event, texts) for event in (found if isinstance(found, list) else [found]))
+def parse_native_body(completion: Completion, data: bytes, texts: list[str]) -> int:
+    """Parse a complete body: an object, or a list of objects for several outputs; return its number of tokens."""
+    body = _decode_body(data)
+    return sum(_add_event(completion, event, texts) for event in (body if isinstance(body, list) else [body]))
 
 
-def _take(completion: Completion, event: NativeEvent, texts: list[str]) -> int:
+def _add_event(completion: Completion, event: NativeEvent, texts: list[str]) -> int:
     if event.error is not None:
         completion.error_kind = "stream_error"
     completion.model = event.model or completion.model
@@ -65,39 +65,39 @@ def _take(completion: Completion, event: NativeEvent, texts: list[str]) -> int:
         if tokens:
             completion.add_token_ids(tokens)
     if event.stop:
-        _take_end(completion, event)
+        _add_end(completion, event)
     return len(tokens) or bool(event.content)
 
 
-def _take_end(completion: Completion, event: NativeEvent) -> None:
+def _add_end(completion: Completion, event: NativeEvent) -> None:
     completion.done = True
     completion.prompt_tokens = token_count(event.tokens_evaluated)
     if event.timings is not None:
         completion.cached_tokens = token_count(event.timings.cache_n)
-    made = token_count(event.tokens_predicted)
-    if made is not None:
-        completion.output_tokens = (completion.output_tokens or 0) + made
+    generated = token_count(event.tokens_predicted)
+    if generated is not None:
+        completion.output_tokens = (completion.output_tokens or 0) + generated
     if not event.index:
         completion.finish_reason = FINISH_REASONS.get(event.stop_type or "", event.stop_type)
-        if completion.token_ids is not None and len(completion.token_ids) != made:
+        if completion.token_ids is not None and len(completion.token_ids) != generated:
             completion.token_ids = None
 
 
-TAKERS: dict[str, tuple[EventTaker, EventTaker]] = {
-    **dict.fromkeys(LLAMA_CPP, (take_native_event, take_whole_native)),
-    "/v1/responses": (take_responses_event, take_whole_response),
-    "/v1/messages": (take_messages_event, take_whole_message),
+EVENT_PARSERS: dict[str, tuple[EventParser, EventParser]] = {
+    **dict.fromkeys(LLAMA_CPP, (parse_native_event, parse_native_body)),
+    "/v1/responses": (parse_responses_event, parse_response_body),
+    "/v1/messages": (parse_messages_event, parse_message_body),
 }
-"""Takers of a streamed event and of a whole body."""
+"""Parsers of a streamed event and of a complete body, by endpoint."""
 
 
 def parse_answer(endpoint: str, reads: Sequence[tuple[int, bytes]], *, stream: bool) -> Completion:
-    """Read the body of a response on ``endpoint``, whole or cut short. Never raises: ``error_kind`` says what is wrong.
+    """Parse tokens, usage and first token time of a response on ``endpoint``. Never raises: see ``error_kind``.
 
-    ``reads``: as of ``parse_stream``, when and what.
-    An endpoint that is not known is read as OpenAI's completions: most other APIs share its usage and its errors.
+    ``reads``: arrival times and bytes, as for ``parse_stream``.
+    Unknown endpoints are parsed as OpenAI's completions: most other APIs share its usage and errors.
     """
-    take_event, take_body = TAKERS.get(endpoint, (take_data, take_data))
+    add_event, parse_body_event = EVENT_PARSERS.get(endpoint, (parse_completions_event, parse_completions_event))
     if stream:
-        return parse_stream(reads, take_event)
-    return parse_whole(reads[0][1] if len(reads) == 1 else b"".join(data for _, data in reads), take_body)
+        return parse_stream(reads, add_event)
+    return parse_body(reads[0][1] if len(reads) == 1 else b"".join(data for _, data in reads), parse_body_event)

@@ -1,13 +1,13 @@
-"""Responses to completion requests, and the only rule for the read that carried the first token.
+"""Parser of completion responses, and the only rule for token arrival: TTFT (first token) and ITL derive from it.
 
-A read carries tokens when an event that it completes does: one with a choice that has token ids, or non-empty text,
-content, reasoning or tool-call arguments. A chat stream's opening event, which only names the role, carries none;
-neither does the usage event at its end. A token's time is the time of the read that completed its event. The events of
-other APIs than OpenAI's completions are read in files of their own, under the same rule (``wire/answer.py``).
+A token arrives with the socket read that completes its SSE event. An event carries tokens if a choice has token ids, or
+non-empty text, content, reasoning or tool-call arguments (``add_choice``). The opening event of a chat stream, which
+has only the role, and the final usage event carry no token. The first read with a token is the first token: TTFT =
+``first_token_ns`` - request arrival (``parse_stream``). Parsers of other APIs follow this rule (``wire/answer.py``).
 
-Tokens of a read: its token ids where the engine sends them, else one for each event and choice. Where usage then tells
-of far more or of fewer tokens than that (an engine that sends several at a time), each read gets its share of them in
-proportion to its events. A few more are left with the first read: tokens without text, such as the one that stops.
+Tokens of a read: its token ids if the engine sends them, else one token for each event and choice. If usage reports far
+more tokens (an engine that sends several tokens an event) or fewer, the tokens are distributed over the reads in
+proportion to their events. A few additional tokens count for the first read: tokens without text, as the stop token.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,45 +22,46 @@ from wire.events import (
     TokensDetails,
     choice_text,
     decode_event,
-    has_unspoken,
+    has_reasoning_or_tool_call,
     token_count,
 )
 from wire.jsonsize import LARGE_BYTES, fits_in_memory
 
 WITHOUT_TEXT = 2
-"""Tokens that usage may count and no event show, however short the answer: one that stops, one within a character."""
+"""Output tokens in usage that no event may show: the stop token, a token within a UTF-8 character."""
 
 
 class Completion(msgspec.Struct):
-    """Content of a response. Text and ids are for the caller's memory only: no part of kvtape writes or logs them."""
+    """Tokens, usage and times of a response. Text and token ids stay in memory: kvtape never writes or logs them."""
 
     first_token_ns: int | None = None
-    """Time of the first token-bearing read. None: there was none, or the response was not streamed."""
+    """Arrival of the first token, for TTFT. None: no token arrived, or the response was not streamed."""
     gaps_ns: list[int] = []
-    """From each token-bearing read to the next."""
+    """Inter-token latency (ITL): time from each read with tokens to the next."""
     gap_tokens: list[int] = []
+    """Tokens that arrived at the end of each gap."""
     first_tokens: int = 0
     prompt_tokens: int | None = None
     output_tokens: int | None = None
-    """As usage says. None: no usage came; ``seen_tokens`` is then what can be said."""
+    """Output tokens of the usage. None: no usage; ``streamed_tokens`` is then the estimate."""
     cached_tokens: int | None = None
-    """None: not reported; 0: a miss."""
+    """Cached prompt tokens. None: not reported; 0: no prefix hit."""
     prompt_parts: dict[str, int] = {}
-    """Tokens of the prompt's parts, where usage counts these."""
+    """Prompt tokens by part (uncached, cache read, cache write), if the usage has parts."""
     finish_reason: str | None = None
     token_ids: list[int] | None = None
-    """Ids of the first choice's answer. None: the engine did not send them."""
+    """Output token ids of the first choice. None: the engine did not send them."""
     prompt_token_ids: list[int] | None = None
     text: str = ""
-    """Text of the first choice's answer, without reasoning and tool calls."""
+    """Output text of the first choice, without reasoning and tool calls."""
     model: str | None = None
     done: bool = False
-    """The response came to its own end: ``[DONE]``, or a whole body."""
+    """True: the response is complete, by ``[DONE]`` or a complete body."""
     error_kind: str | None = None
-    """``stream_error``: the engine reported an error within a response; ``unparseable``: not what it should be."""
+    """``stream_error``: the engine reported an error in the response; ``unparseable``: invalid response."""
 
     @property
-    def seen_tokens(self) -> int:
+    def streamed_tokens(self) -> int:
         return self.first_tokens + sum(self.gap_tokens)
 
     def add_token_ids(self, ids: Sequence[int]) -> None:
@@ -68,18 +69,18 @@ class Completion(msgspec.Struct):
         self.token_ids += ids
 
 
-EventTaker = Callable[[Completion, bytes, list[str]], int]
-"""Adds one event's data (or a whole body) to what is known, its text to the list, and returns how many tokens it
-carried. Raises one of ``UNREADABLE`` where it is not what an engine sends."""
+EventParser = Callable[[Completion, bytes, list[str]], int]
+"""Adds the data of an event (or a complete body) to the completion and its text to the list; returns the number of
+tokens that arrived with the event. Raises one of ``UNREADABLE`` for invalid data."""
 
 
-def take_data(completion: Completion, data: bytes, texts: list[str]) -> int:
-    """The taker of OpenAI's completions and chat completions."""
-    return take_event(completion, decode_event(data), texts)
+def parse_completions_event(completion: Completion, data: bytes, texts: list[str]) -> int:
+    """Parse an event of OpenAI's completions and chat completions; return its number of tokens."""
+    return add_event(completion, decode_event(data), texts)
 
 
-def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_data) -> Completion:
-    """Follow a streamed response by its reads: when each arrived, in ns, and its bytes without chunk framing."""
+def parse_stream(reads: Sequence[tuple[int, bytes]], parse_event: EventParser = parse_completions_event) -> Completion:
+    """Parse a stream of (arrival time in ns, bytes) reads; set ``first_token_ns`` for TTFT and ``gaps_ns`` for ITL."""
     completion = Completion()
     events = EventStream()
     texts: list[str] = []
@@ -94,12 +95,12 @@ def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_dat
                 elif len(data) > LARGE_BYTES and not fits_in_memory(data):
                     completion.error_kind = "unparseable"
                 else:
-                    tokens += take(completion, data, texts)
+                    tokens += parse_event(completion, data, texts)
             except UNREADABLE:
                 completion.error_kind = "unparseable"
         if tokens == 0:
             continue
-        if last_token_ns is None:
+        if last_token_ns is None:  # the first token arrived with this read: TTFT
             completion.first_token_ns = at_ns
             completion.first_tokens = tokens
         else:
@@ -112,28 +113,28 @@ def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_dat
 
 
 def share_usage(completion: Completion) -> None:
-    """Make the reads' tokens add up to usage's where events were counted."""
-    seen, output = completion.seen_tokens, completion.output_tokens
-    if output is None or seen == 0 or completion.token_ids is not None:
+    """Distribute the output tokens of the usage over the reads, if events were counted instead of token ids."""
+    streamed, output = completion.streamed_tokens, completion.output_tokens
+    if output is None or streamed == 0 or completion.token_ids is not None:
         return
-    if seen <= output <= seen + max(WITHOUT_TEXT, seen // 10):
+    if streamed <= output <= streamed + max(WITHOUT_TEXT, streamed // 10):
         completion.first_tokens = output - sum(completion.gap_tokens)
         return
-    events, given = 0, 0
+    events, assigned = 0, 0
     shares: list[int] = []
     for count in (completion.first_tokens, *completion.gap_tokens):
         events += count
-        shares.append(-(-events * output // seen) - given)  # rounded up, so that the first read has a token
-        given += shares[-1]
+        shares.append(-(-events * output // streamed) - assigned)  # rounded up, so that the first read has a token
+        assigned += shares[-1]
     completion.first_tokens, completion.gap_tokens = shares[0], shares[1:]
 
 
-def parse_whole(body: bytes, take: EventTaker = take_data) -> Completion:
-    """Read a response that came in one piece."""
+def parse_body(body: bytes, parse_event: EventParser = parse_completions_event) -> Completion:
+    """Parse a response that was not streamed: token counts, without token arrival times."""
     completion = Completion()
     texts: list[str] = []
     try:
-        take(completion, body, texts)
+        parse_event(completion, body, texts)
     except UNREADABLE:
         return Completion(error_kind="unparseable")
     completion.text = "".join(texts)
@@ -141,8 +142,8 @@ def parse_whole(body: bytes, take: EventTaker = take_data) -> Completion:
     return completion
 
 
-def take_event(completion: Completion, event: Event, texts: list[str]) -> int:
-    """Add one event to what is known; returns how many tokens it carried."""
+def add_event(completion: Completion, event: Event, texts: list[str]) -> int:
+    """Add an event to the completion; return the number of tokens that arrived with the event."""
     if event.error is not None or event.object == "error":
         completion.error_kind = "stream_error"
     if event.model is not None:
@@ -150,35 +151,35 @@ def take_event(completion: Completion, event: Event, texts: list[str]) -> int:
     if event.prompt_token_ids is not None:
         completion.prompt_token_ids = event.prompt_token_ids
     if event.timings is not None:
-        take_timings(completion, event.timings)
+        add_timings(completion, event.timings)
     if (usage := event.usage) is not None:
-        take_usage(completion, usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details)
+        add_usage(completion, usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details)
     tokens = 0
     for choice in event.choices or ():
-        tokens += take_choice(completion, choice, texts)
+        tokens += add_choice(completion, choice, texts)
     return tokens
 
 
-def take_usage(completion: Completion, prompt: int | None, output: int | None, details: TokensDetails | None) -> None:
-    """The last usage counts: engines that repeat it on every event make it grow."""
+def add_usage(completion: Completion, prompt: int | None, output: int | None, details: TokensDetails | None) -> None:
+    """Set prompt, output and cached tokens. The last usage is final: some engines send a growing usage per event."""
     completion.prompt_tokens, completion.output_tokens = token_count(prompt), token_count(output)
     if details is not None:
         completion.cached_tokens = token_count(details.cached_tokens)
 
 
-def take_timings(completion: Completion, timings: Timings) -> None:
-    """llama.cpp's own account, sent where no usage was asked for; usage in the same event has the last word."""
-    cached, computed, made = (token_count(told) for told in (timings.cache_n, timings.prompt_n, timings.predicted_n))
+def add_timings(completion: Completion, timings: Timings) -> None:
+    """Set the token counts of llama.cpp's ``timings``, sent without usage. Usage of the same event has precedence."""
+    cached, computed = token_count(timings.cache_n), token_count(timings.prompt_n)
     if cached is not None:
         completion.cached_tokens = cached
         if computed is not None:
             completion.prompt_tokens = computed + cached
-    if made is not None:
-        completion.output_tokens = made
+    if (generated := token_count(timings.predicted_n)) is not None:
+        completion.output_tokens = generated
 
 
-def take_choice(completion: Completion, choice: Choice, texts: list[str]) -> int:
-    """Add one choice's part; returns how many tokens it carried. Text and ids are kept of the first choice alone."""
+def add_choice(completion: Completion, choice: Choice, texts: list[str]) -> int:
+    """Add a choice; return its number of tokens: its token ids, else 1 for text, reasoning or a tool call, else 0."""
     text = choice.text or choice_text(choice)
     token_ids = choice.response_token_ids if choice.token_ids is None else choice.token_ids
     if not choice.index:
@@ -191,40 +192,40 @@ def take_choice(completion: Completion, choice: Choice, texts: list[str]) -> int
             completion.add_token_ids(token_ids)
     if token_ids is not None:
         return len(token_ids)
-    return 1 if text or has_unspoken(choice) else 0
+    return 1 if text or has_reasoning_or_tool_call(choice) else 0
 
 
 class EventStream:
-    """Server-sent events of a byte stream that may be cut anywhere; each read gives the events that it completes.
+    """Incremental parser of server-sent events; each read yields the events, and so the tokens, that it completes.
 
-    Lines end in LF, CRLF or CR, an event in an empty line; its data is its ``data:`` lines joined by LF. Comments and
-    other fields are skipped, and an event without data is none (WHATWG HTML, section 9.2.6).
+    Lines end in LF, CRLF or CR, an event ends in an empty line; its data is its ``data:`` lines joined by LF. Comments,
+    other fields and events without data are skipped (WHATWG HTML, section 9.2.6).
     """
 
-    __slots__ = ("_rest", "_swallow_lf")
+    __slots__ = ("_pending", "_swallow_lf")
 
     def __init__(self) -> None:
-        self._rest = bytearray()
-        # A CR ends a line at once, so that no event waits for the next read; an LF that follows it belongs to it.
+        self._pending = bytearray()
+        # A CR ends a line at once, so that no token waits for the next read; a following LF belongs to the CR.
         self._swallow_lf = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Data of the events that end within ``data``, in order; what is left waits for the next read."""
+        """Return the data of the events that end within ``data``; an incomplete event waits for the next read."""
         if self._swallow_lf or data.find(b"\r") >= 0:
             data = self._with_lf(data)
-        elif not self._rest and (events := one_line_events(data)):
+        elif not self._pending and (events := single_line_events(data)):
             return events
-        rest = self._rest
-        if rest:
-            # An event of many reads costs its bytes once: only the new ones, and the last before them, are searched.
-            searched = len(rest) - 1
-            rest += data
-            if rest.find(b"\n\n", searched) < 0:
+        pending = self._pending
+        if pending:
+            # Search only the new bytes and the last byte before them: an event of many reads is scanned once.
+            searched = len(pending) - 1
+            pending += data
+            if pending.find(b"\n\n", searched) < 0:
                 return []
-            data = bytes(rest)
-            rest.clear()
+            data = bytes(pending)
+            pending.clear()
         *blocks, last = data.split(b"\n\n")
-        rest += last
+        pending += last
         return [event for event in map(event_data, blocks) if event is not None]
 
     def _with_lf(self, data: bytes) -> bytes:
@@ -236,8 +237,8 @@ class EventStream:
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
-def one_line_events(data: bytes) -> list[bytes]:
-    """Data of the events of a read without CR; empty if it is more than complete events of one line each."""
+def single_line_events(data: bytes) -> list[bytes]:
+    """Return the data of a read that consists of complete one-line events without CR; empty: another form."""
     if data[:6] != b"data: " or data[-2:] != b"\n\n":
         return []
     events = data[6:-2].split(b"\n\ndata: ")
@@ -245,7 +246,7 @@ def one_line_events(data: bytes) -> list[bytes]:
 
 
 def event_data(block: bytes) -> bytes | None:
-    """The data of one event's lines; None for a comment, a keep-alive, or any event without data."""
+    """Return the data of an event; None: a comment, a keep-alive, or an event without data."""
     if block.startswith(b"data: ") and b"\n" not in block:
         return block[6:]
     values = [

@@ -1,10 +1,10 @@
-"""Errors of addresses and connections, and the names of an exchange's ends."""
+"""Errors of addresses and connections, and the outcomes of an exchange."""
 
 from typing import Literal
 
 
 class WireError(Exception):
-    """Malformed address, or unreachable server; one line for the user."""
+    """Invalid address or unreachable server; the message is one line for the user."""
 
 
 LossKind = Literal[
@@ -18,7 +18,7 @@ LossKind = Literal[
     "timeout",
     "deadline",
 ]
-"""Reason for a lost exchange: no connection, a close by the server, a bad or overlong response, a run's end."""
+"""Reason for a failed exchange: no connection, closed by the server, invalid or oversized response, end of the run."""
 
 Outcome = Literal["ok", "client_abort", "upstream_abort", "timeout", "error"]
-"""End of an exchange. ok: a whole response, whatever its status. error: no connection, or not HTTP."""
+"""Outcome of an exchange. ok: a complete response of any status. error: no connection, or not HTTP."""

@@ -1,4 +1,4 @@
-"""Fields of engines' responses, typed widely; unnamed fields are skipped, and no Struct is tracked by the collector."""
+"""Fields of engine responses: usage, choices, token ids. Unknown fields are skipped; Structs are not GC-tracked."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,23 +6,23 @@ from typing import Any
 import msgspec
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What a decoder raises on bytes that no engine sends."""
+"""Exceptions of a decoder on invalid data."""
 MOST_TOKENS = 1 << 40
 
 
-def token_count(told: int | None) -> int | None:
-    """``told`` if it can be a number of tokens."""
-    return told if told is not None and 0 <= told <= MOST_TOKENS else None
+def token_count(reported: int | None) -> int | None:
+    """Return ``reported`` if it is a valid number of tokens, else None."""
+    return reported if reported is not None and 0 <= reported <= MOST_TOKENS else None
 
 
 class TokensDetails(msgspec.Struct, gc=False):
-    """Details of the prompt's tokens in a usage."""
+    """``prompt_tokens_details`` of a usage: cached tokens."""
 
     cached_tokens: int | None = None
 
 
 class Usage(msgspec.Struct, gc=False):
-    """``usage`` of OpenAI's completions and chat completions."""
+    """``usage`` of OpenAI's completions and chat completions: prompt and output tokens."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -30,7 +30,7 @@ class Usage(msgspec.Struct, gc=False):
 
 
 class Timings(msgspec.Struct, gc=False):
-    """llama.cpp's ``timings``: tokens of the prompt that were computed, those taken from its cache, and those made."""
+    """llama.cpp's ``timings``: computed prompt tokens, cached prompt tokens, output tokens."""
 
     prompt_n: int | None = None
     cache_n: int | None = None
@@ -38,11 +38,11 @@ class Timings(msgspec.Struct, gc=False):
 
 
 class ToolFunction(msgspec.Struct, gc=False):
-    """A tool call's name and (part of) its arguments."""
+    """Name and (partial) arguments of a tool call."""
 
     name: str | None = None
     arguments: Any = None
-    """JSON in a string, or, from engines that are free with it, the value itself."""
+    """JSON text, or the value itself from some engines."""
 
 
 class ToolCall(msgspec.Struct, gc=False):
@@ -52,17 +52,17 @@ class ToolCall(msgspec.Struct, gc=False):
 
 
 class Message(msgspec.Struct, gc=False):
-    """A chat choice's message, or the part of it that a streamed event adds."""
+    """Message of a chat choice, or its delta in a streamed event."""
 
     content: str | list[Any] | None = None
-    """Text, or a list of parts as in a request."""
+    """Text, or a list of content parts as in a request."""
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
 
 
 class Choice(msgspec.Struct, gc=False):
-    """Choice, streamed or whole, of either endpoint."""
+    """Choice of a completion or chat completion, streamed or complete, with text or token ids."""
 
     index: int | None = 0
     text: str | None = None
@@ -72,11 +72,11 @@ class Choice(msgspec.Struct, gc=False):
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     response_token_ids: list[int] | None = None
-    """``token_ids`` by SGLang's name in whole chats."""
+    """SGLang's name of ``token_ids`` in chats that are not streamed."""
 
 
 class Event(msgspec.Struct, gc=False):
-    """Streamed event, or a whole response body."""
+    """Streamed event, or a complete response body."""
 
     model: str | None = None
     choices: list[Choice] | None = None
@@ -88,11 +88,11 @@ class Event(msgspec.Struct, gc=False):
 
 
 decode_event: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
-"""One event's data, or a whole body. Raises one of ``UNREADABLE`` if it is not what an engine sends."""
+"""Decoder of an event's data or a complete body. Raises one of ``UNREADABLE`` for invalid data."""
 
 
 def choice_text(choice: Choice) -> str:
-    """Return a choice's text for the user."""
+    """Return the text of a choice, without reasoning and tool calls."""
     message = choice.delta or choice.message
     if choice.text or message is None:
         return choice.text or ""
@@ -101,8 +101,8 @@ def choice_text(choice: Choice) -> str:
     return "".join(str(part["text"]) for part in message.content if isinstance(part, dict) and "text" in part)
 
 
-def has_unspoken(choice: Choice) -> bool:
-    """Return whether a choice holds tokens beside its text: reasoning or a tool call."""
+def has_reasoning_or_tool_call(choice: Choice) -> bool:
+    """Return whether a choice has tokens without text: reasoning or a tool call."""
     message = choice.delta or choice.message
     if message is None:
         return False

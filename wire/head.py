@@ -1,6 +1,6 @@
-"""Heads of messages: a request's read strictly, a response's as nginx reads it, and their headers of one hop.
+"""HTTP heads: strict parser of requests, lenient parser of responses (as nginx), and hop-by-hop headers.
 
-A request that two servers could read differently is refused. A response's oddities are mended on the way.
+A request that two servers could parse differently is refused. Framing violations of a response are repaired.
 """
 
 import re
@@ -14,12 +14,12 @@ import msgspec
 Header = tuple[bytes, bytes]
 Headers = Sequence[Header]
 Framing = int | Literal["chunked"]
-"""Bytes of a body, or ``chunked``."""
+"""Length of a body in bytes, or ``chunked``."""
 ENDLESS = 1 << 62
-"""Bytes of a body that only the connection's end ends."""
+"""Length of a body that ends with the connection."""
 
 MAX_LENGTH_DIGITS = 18
-MAX_KNOWN_BYTES = 1024
+MAX_CACHED_BYTES = 1024
 SWITCHING_PROTOCOLS, OK = 101, 200
 BODILESS = frozenset({204, 304})
 REQUEST_LINE = re.compile(rb"([A-Z]+) ([\x21-\x7e\x80-\xff]+) HTTP/(1\.[01])\r\n")
@@ -28,17 +28,17 @@ HEADER_LINE = re.compile(rb"^([!#$%&'*+\-.^_`|~0-9A-Za-z]++):[ \t]*+([\t\x20-\x7
 SCHEMES = (b"http://", b"https://")
 LENGTH, CODING = b"content-length", b"transfer-encoding"
 FRAMING = (LENGTH, CODING)
-# A gateway that turns headers into variables (CGI, WSGI) reads these as the framing headers that they look like.
+# Gateways that convert headers to variables (CGI, WSGI) would read these as framing headers.
 FRAMING_LOOKALIKES = frozenset({b"content_length", b"transfer_encoding"})
 
-# RFC 9110, section 7.6.1: these, and whatever Connection names, concern one connection only. Transfer-Encoding is kept:
-# bodies pass with their chunk framing unchanged, so the word that describes it passes too.
+# RFC 9110, section 7.6.1: these, and the headers that Connection lists, are hop-by-hop. Transfer-Encoding is relayed,
+# since bodies are relayed with their chunk framing.
 HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"upgrade"})
-KEPT_ALWAYS = frozenset({CODING, LENGTH, b"host"})
+END_TO_END = frozenset({CODING, LENGTH, b"host"})
 
 
 class FramingError(Exception):
-    """A message that is none, or whose end cannot be told for sure; ``status`` is how to refuse a request."""
+    """Invalid message, or a message without a certain end; ``status``: of the error response to a request."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(reason)
@@ -46,17 +46,17 @@ class FramingError(Exception):
 
 
 class RequestHead(msgspec.Struct, frozen=True):
-    """Request line and headers as they came: order, case and duplicates kept."""
+    """Request line and headers as received, with order, case and duplicates."""
 
     at_ns: int
-    """When the head was complete (``perf_counter_ns``)."""
+    """Arrival time of the request: the head was complete (``perf_counter_ns``). TTFT starts here."""
     method: bytes
     target: bytes
-    """Path and query, byte for byte."""
+    """Path and query, unchanged."""
     version: str
     headers: list[Header]
     names: list[bytes]
-    """The headers' names in lower case, parallel to them."""
+    """Lower-case header names, parallel to ``headers``."""
     framing: Framing
 
     @property
@@ -68,30 +68,30 @@ class RequestHead(msgspec.Struct, frozen=True):
 
 
 class ResponseHead(msgspec.Struct, frozen=True):
-    """Status line and headers as they came: order, case and duplicates kept."""
+    """Status line and headers as received, with order, case and duplicates."""
 
     version: str
     status: int
     reason: bytes
     headers: list[Header]
     names: list[bytes]
-    """The headers' names in lower case, parallel to them."""
+    """Lower-case header names, parallel to ``headers``."""
     raw: bytes
-    """All of it, up to and with its empty line."""
+    """Bytes of the head, empty line included."""
     odd: bool
-    """It was not written as it should be, and mended."""
+    """True: the head violated the framing rules and was repaired."""
     framing: Framing
     keep_alive: bool
-    """The server keeps the connection, for all that the head says and that is known of the server."""
+    """True: the server keeps the connection open, by the head and known behaviour of the server."""
 
     @property
     def passes(self) -> bool:
-        """Return whether it means for the next hop what it means for this one, byte for byte."""
+        """True if the head can be relayed unchanged: no hop-by-hop headers."""
         return self.version == "1.1" and HOP_BY_HOP.isdisjoint(self.names) and not self.until_close
 
     @property
     def informational(self) -> bool:
-        """A 1xx response: another head follows."""
+        """True for a 1xx response, which another head follows."""
         return self.status < OK
 
     @property
@@ -100,14 +100,14 @@ class ResponseHead(msgspec.Struct, frozen=True):
 
 
 def parse_request_head(data: bytes) -> RequestHead:
-    """Read a complete head. Raises FramingError for one of which the next server could make another message."""
+    """Parse a complete head. Raises FramingError for a head that another server could parse differently."""
     at_ns = perf_counter_ns()
     start = REQUEST_LINE.match(data)
     if start is None:
         raise FramingError("a request line that is not of HTTP/1.1")
     method, target, version = start.groups()
-    known = target.startswith(b"/") or target[:8].lower().startswith(SCHEMES) or method == b"CONNECT"
-    if not known and (method, target) != (b"OPTIONS", b"*"):
+    valid = target.startswith(b"/") or target[:8].lower().startswith(SCHEMES) or method == b"CONNECT"
+    if not valid and (method, target) != (b"OPTIONS", b"*"):
         raise FramingError("a target that is neither a path nor an http URL")
     headers, names, odd = _header_lines(data, start.end())
     if odd:
@@ -142,7 +142,7 @@ def _length(value: bytes) -> int:
 
 
 def _header_lines(data: bytes, at: int) -> tuple[list[Header], list[bytes], bool]:
-    """Return headers and their lower-case names of a complete head, and whether a line of it ends in LF alone."""
+    """Return headers, their lower-case names, and whether a line of the head ends in LF alone."""
     headers: list[Header] = HEADER_LINE.findall(data, at)
     lines = data.count(b"\n")
     if len(headers) + 2 != lines:
@@ -151,8 +151,8 @@ def _header_lines(data: bytes, at: int) -> tuple[list[Header], list[bytes], bool
 
 
 def parse_response_head(data: bytes) -> ResponseHead:
-    """Read a complete head. Raises FramingError for one that no client could be sure of."""
-    return (_known if len(data) <= MAX_KNOWN_BYTES else _parse)(data)
+    """Parse a complete head. Raises FramingError for an ambiguous head."""
+    return (_parse_cached if len(data) <= MAX_CACHED_BYTES else _parse)(data)
 
 
 def _parse(data: bytes) -> ResponseHead:
@@ -165,9 +165,9 @@ def _parse(data: bytes) -> ResponseHead:
         headers = [(name, value.rstrip(b" \t")) for name, value in headers]
     framing: Framing = ENDLESS
     if CODING in names or LENGTH in names:
-        mended, framing = _one_framing(headers, names)
-        if mended is not headers:
-            headers, odd = mended, True
+        unified, framing = _unified_framing(headers, names)
+        if unified is not headers:
+            headers, odd = unified, True
             names = [name.lower() for name, _ in headers]
     if odd:
         data = serialise_head(b"HTTP/%b %b %b" % (version, status, reason), headers)
@@ -180,24 +180,24 @@ def _parse(data: bytes) -> ResponseHead:
         raw=data,
         odd=odd,
         framing=0 if int(status) in BODILESS else framing,
-        keep_alive=keeps_alive(version.decode(), headers, names) and not _closes_unsaid(headers, names),
+        keep_alive=keeps_alive(version.decode(), headers, names) and not _closes_unannounced(headers, names),
     )
 
 
-_known = lru_cache(maxsize=128)(_parse)
-"""An engine's heads are nearly all equal within a second."""
+_parse_cached = lru_cache(maxsize=128)(_parse)
+"""Cached: an engine's response heads are nearly all equal within a second."""
 
 
-def _closes_unsaid(headers: Headers, names: Sequence[bytes]) -> bool:
-    """Return whether the server is llama.cpp's, and streams: then it closes, though it announces Keep-Alive.
+def _closes_unannounced(headers: Headers, names: Sequence[bytes]) -> bool:
+    """Return whether the response is a stream of llama.cpp, which closes although it announces Keep-Alive.
 
-    A request that was written on such a connection within the 0.2 ms before its close would be lost.
+    A request written on such a connection within the 0.2 ms before its close would be lost.
     """
     return CODING in names and b"llama.cpp" in header_values(headers, b"server")
 
 
-def _one_framing(headers: list[Header], names: Sequence[bytes]) -> tuple[list[Header], Framing]:
-    """Return the body's framing, and the headers with one that tells it: of equal lengths one, none beside chunks."""
+def _unified_framing(headers: list[Header], names: Sequence[bytes]) -> tuple[list[Header], Framing]:
+    """Return the framing, and the headers with a single framing header, without duplicates."""
     framing: Framing = "chunked"
     if CODING in names:
         if {value.strip(b" \t").lower() for value in header_values(headers, CODING)} != {b"chunked"}:
@@ -210,22 +210,22 @@ def _one_framing(headers: list[Header], names: Sequence[bytes]) -> tuple[list[He
     first, *more = (at for at, name in enumerate(names) if name in FRAMING)
     if not more and headers[first][1].lower() == header[1]:
         return headers, framing
-    kept = [header for header, name in zip(headers, names, strict=True) if name not in FRAMING]
-    return [*kept[:first], header, *kept[first:]], framing
+    unframed = [header for header, name in zip(headers, names, strict=True) if name not in FRAMING]
+    return [*unframed[:first], header, *unframed[first:]], framing
 
 
 def header_values(headers: Headers, name: bytes) -> list[bytes]:
-    """All values of ``name`` (lower case), in order."""
+    """Return all values of ``name`` (lower case), in order."""
     return [value for key, value in headers if key.lower() == name]
 
 
 def connection_options(headers: Headers) -> frozenset[bytes]:
-    """The lower-case words of every Connection header."""
+    """Return the lower-case options of all Connection headers."""
     return _options(b",".join(header_values(headers, b"connection")))
 
 
 def keeps_alive(version: str, headers: Headers, names: Sequence[bytes]) -> bool:
-    """Return whether the sender of this head keeps the connection; ``names`` in lower case."""
+    """Return whether the sender keeps the connection open; ``names`` in lower case."""
     if b"connection" not in names:
         return version == "1.1"
     options = connection_options(headers)
@@ -238,13 +238,13 @@ def _options(values: bytes) -> frozenset[bytes]:
 
 
 def end_to_end(headers: Headers, names: Sequence[bytes]) -> list[Header]:
-    """Return the headers that pass a proxy, as they came; ``names``: their lower-case names, parallel to them."""
+    """Return the end-to-end headers, unchanged; ``names``: lower-case names, parallel to ``headers``."""
     if HOP_BY_HOP.isdisjoint(names):
         return list(headers)
-    dropped = (HOP_BY_HOP | connection_options(headers)) - KEPT_ALWAYS
+    dropped = (HOP_BY_HOP | connection_options(headers)) - END_TO_END
     return [header for header, name in zip(headers, names, strict=True) if name not in dropped]
 
 
 def serialise_head(start_line: bytes, headers: Iterable[Header]) -> bytes:
-    """A message's head, its empty line included."""
+    """Return the bytes of a head, empty line included."""
     return b"\r\n".join((start_line, *map(b": ".join, headers), b"\r\n"))

@@ -1,19 +1,19 @@
-"""Memory that a JSON text takes once decoded, bounded before it is decoded.
+"""Estimate of the memory of a JSON text once decoded, to refuse a text before decoding.
 
-A few bytes of text (``{},``) become an object of a hundred. The structure outside the strings tells how many objects
-there are, and counting it takes a fraction of the decoding.
+A few bytes of text (``{},``) decode to an object of 100 bytes. The estimate counts structural characters outside
+strings, in a fraction of the decoding time.
 """
 
 LARGE_BYTES = 2 << 20
-"""A shorter text takes 60 MB at most, whatever it holds, and is not looked at."""
+"""A shorter text decodes to at most 60 MB, and is not counted."""
 MAX_DECODED_BYTES = 64 << 20
-"""Bound for all values of one text: 1,300,000 token ids, 200,000 members."""
+"""Limit of the values of a text: 1,300,000 token ids, 200,000 members."""
 _ITEM_BYTES, _MEMBER_BYTES, _CONTAINER_BYTES = 48, 150, 64
 _WINDOW_BYTES = 1 << 18
 
 
 def fits_in_memory(text: bytes) -> bool:
-    """Return whether the values of a JSON text take at most about ``MAX_DECODED_BYTES``, beside its strings' bytes."""
+    """Return whether the values of a JSON text, without string bytes, fit into about ``MAX_DECODED_BYTES``."""
     if len(text) <= LARGE_BYTES or _values_bytes(text) <= MAX_DECODED_BYTES:
         return True
     text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -26,7 +26,7 @@ def fits_in_memory(text: bytes) -> bool:
 
 
 def _values_bytes(structure: bytes) -> int:
-    """Return the memory of the values; strings' own commas and braces count as if they were structure."""
+    """Return the memory of the values; commas and braces in strings count as structure."""
     containers = structure.count(b"{") + structure.count(b"[")
     items, members = structure.count(b","), structure.count(b":")
     return items * _ITEM_BYTES + members * _MEMBER_BYTES + containers * _CONTAINER_BYTES

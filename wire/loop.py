@@ -1,4 +1,4 @@
-"""The event loop: uvloop where there is one, a fair share of it for each connection, and pauses of reading."""
+"""Event loop: uvloop if available, fair scheduling of connections, and paused reading."""
 
 import asyncio
 import select
@@ -9,46 +9,46 @@ from typing import Any, TypeVar, cast
 
 try:
     from uvloop import new_event_loop
-except ImportError:  # no build for this platform: the standard loop does the same, slower
+except ImportError:  # no build for this platform: the standard loop is slower
     from asyncio import new_event_loop
 
 Result = TypeVar("Result")
-LEFT = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+HANGUP_EVENTS = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """``asyncio.run`` on the fastest loop at hand."""
+    """Run a coroutine on the fastest available loop."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)
 
 
 class Turns:
-    """Work put off, one piece in each turn of the loop: other work waits for one piece, however many there are."""
+    """Queue of deferred work, one item per loop iteration: tokens of other connections wait for one item only."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def later(self, work: Callable[[], None]) -> None:
-        """Do this piece in a later turn."""
+        """Run ``work`` in a later loop iteration."""
         self._waiting.append(work)
         if len(self._waiting) == 1:
-            asyncio.get_running_loop().call_soon(self._do_one)
+            asyncio.get_running_loop().call_soon(self._run_next)
 
-    def _do_one(self) -> None:
+    def _run_next(self) -> None:
         work = self._waiting.popleft()
         if self._waiting:
-            asyncio.get_running_loop().call_soon(self._do_one)
+            asyncio.get_running_loop().call_soon(self._run_next)
         work()
 
 
 class Connection(asyncio.BaseProtocol):
-    """A connection that stops reading while its receiver is slow, and for others' turns after much work at once."""
+    """Connection that pauses reading while its receiver is slow, and yields its turn after many chunks."""
 
     def __init__(self, turns: Turns | None) -> None:
-        """``turns``: shared with the connections among which work is divided."""
+        """``turns``: shared by the connections that yield to each other."""
         self.transport: asyncio.Transport | None = None
         self._turns = turns or Turns()
-        self._write_paused = self._read_paused = self._on_break = False
+        self._write_paused = self._read_paused = self._yielded = False
         self._hangup: select.poll | None = None
 
     @property
@@ -56,8 +56,8 @@ class Connection(asyncio.BaseProtocol):
         return self.transport is not None and not self.transport.is_closing()
 
     @property
-    def left(self) -> bool:
-        """Return whether the peer closed or reset it, told of that by the loop, which sees only reads, or not."""
+    def peer_closed(self) -> bool:
+        """True if the peer closed or reset the connection, also while reading is paused."""
         return self.transport is None or self._hangup is None or bool(self._hangup.poll(0))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -65,10 +65,10 @@ class Connection(asyncio.BaseProtocol):
         sock: socket.socket | None = transport.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0:
             self._hangup = select.poll()
-            self._hangup.register(sock.fileno(), LEFT)
+            self._hangup.register(sock.fileno(), HANGUP_EVENTS)
 
     def pause_reading(self) -> None:
-        """Stop reading until ``resume_reading``: the receiver is slower than the peer."""
+        """Pause reading until ``resume_reading``: the receiver is slower than the peer."""
         self._read_paused = True
         self._read_or_not()
 
@@ -76,24 +76,24 @@ class Connection(asyncio.BaseProtocol):
         self._read_paused = False
         self._read_or_not()
 
-    def _take_break(self) -> None:
-        """Let others have their turn before the rest."""
-        self._on_break = True
+    def _yield_turn(self) -> None:
+        """Yield to other connections before parsing the remaining bytes."""
+        self._yielded = True
         self._read_or_not()
-        self._turns.later(self._end_break)
+        self._turns.later(self._resume_turn)
 
-    def _end_break(self) -> None:
-        self._on_break = False
-        self._go_on()
+    def _resume_turn(self) -> None:
+        self._yielded = False
+        self._continue()
         self._read_or_not()
 
-    def _go_on(self) -> None:
-        """Do what had to wait for the break's end."""
+    def _continue(self) -> None:
+        """Continue parsing after the yielded turn."""
 
     def _read_or_not(self) -> None:
         if self.transport is None or self.transport.is_closing():
             return
-        if self._read_paused or self._on_break:
+        if self._read_paused or self._yielded:
             self.transport.pause_reading()
         else:
             self.transport.resume_reading()

@@ -1,13 +1,12 @@
-"""Responses of Anthropic's ``/v1/messages``: content blocks in named events, and the message itself.
+"""Parser of Anthropic's ``/v1/messages`` responses: content blocks in named events, and the message object.
 
-A block's delta carries a token if its text, thinking or piece of JSON is not empty; a signature is none of the model's
-tokens. So does the start of a ``tool_use`` block, which holds the tool's name. ``message_start`` opens and tells the
-prompt's usage, ``message_delta`` tells the rest.
+The delta of a content block carries a token if its text, thinking or partial JSON is not empty; a signature is not a
+token of the model. The start of a ``tool_use`` block carries a token, too: the tool's name. ``message_start`` has the
+usage of the prompt, ``message_delta`` the remaining usage.
 
-Usage counts the prompt in three parts, and only their sum is its length: ``input_tokens`` (neither read from the cache
-nor written to it), ``cache_read_input_tokens``, ``cache_creation_input_tokens``. An event that leaves a part out leaves
-it as it was: engines that learn of the cache at the end name all three there (and a smaller ``input_tokens``), others
-say the prompt's parts once, at the start.
+Usage counts prompt tokens in three parts, whose sum is the prompt length: ``input_tokens`` (neither read from the
+prefix cache nor written to it), ``cache_read_input_tokens``, ``cache_creation_input_tokens``. An absent part does not
+change: some engines send all three parts at the end (and a smaller ``input_tokens``), others only at the start.
 """
 
 from typing import Any
@@ -18,12 +17,12 @@ from wire.completion import Completion
 from wire.events import token_count
 
 FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
-"""Anthropic's words in those of the completions, so that one trace speaks one language."""
+"""Anthropic's stop reasons as finish reasons of OpenAI's completions, for uniform traces."""
 PROMPT_PARTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
 class MessagesUsage(msgspec.Struct):
-    """``usage`` of a message or of its end."""
+    """``usage`` of ``message_start`` or ``message_delta``: prompt tokens by cache part, output tokens."""
 
     input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
@@ -31,8 +30,8 @@ class MessagesUsage(msgspec.Struct):
     output_tokens: int | None = None
 
 
-class Part(msgspec.Struct):
-    """A content block, whole or at its start, or what an event adds to it or to the message."""
+class ContentBlock(msgspec.Struct):
+    """A content block, complete or at its start, or a delta of a block or of the message."""
 
     type: str | None = None
     text: str | None = None
@@ -43,14 +42,14 @@ class Part(msgspec.Struct):
 
 
 class MessageObject(msgspec.Struct):
-    """A message, whole or as a stream opens it."""
+    """A complete message, or the message of ``message_start``."""
 
     model: str | None = None
     stop_reason: str | None = None
     usage: MessagesUsage | None = None
     type: str | None = None
     error: Any = None
-    content: list[Part] | None = None
+    content: list[ContentBlock] | None = None
 
 
 class MessagesEvent(msgspec.Struct):
@@ -58,24 +57,24 @@ class MessagesEvent(msgspec.Struct):
 
     type: str | None = None
     message: MessageObject | None = None
-    content_block: Part | None = None
-    delta: Part | None = None
+    content_block: ContentBlock | None = None
+    delta: ContentBlock | None = None
     usage: MessagesUsage | None = None
 
 
 _decode_event = msgspec.json.Decoder(MessagesEvent).decode
-_decode_whole = msgspec.json.Decoder(MessageObject).decode
+_decode_body = msgspec.json.Decoder(MessageObject).decode
 
 
-def take_messages_event(completion: Completion, data: bytes, texts: list[str]) -> int:
-    """The taker of one streamed event."""
+def parse_messages_event(completion: Completion, data: bytes, texts: list[str]) -> int:
+    """Parse a streamed event; return its number of tokens."""
     event = _decode_event(data)
     if event.type in ("content_block_start", "content_block_delta"):
-        return _take_part(event.delta or event.content_block or Part(), texts)
+        return _add_block(event.delta or event.content_block or ContentBlock(), texts)
     if event.message is not None:
-        _take_message(completion, event.message)
+        _add_message(completion, event.message)
     if event.type == "message_delta":
-        _take_end(completion, (event.delta or Part()).stop_reason, event.usage)
+        _add_end(completion, (event.delta or ContentBlock()).stop_reason, event.usage)
     elif event.type == "message_stop":
         completion.done = True
     elif event.type == "error":
@@ -83,29 +82,29 @@ def take_messages_event(completion: Completion, data: bytes, texts: list[str]) -
     return 0
 
 
-def take_whole_message(completion: Completion, data: bytes, texts: list[str]) -> int:
-    """The taker of a whole body."""
-    message = _decode_whole(data)
-    _take_message(completion, message)
+def parse_message_body(completion: Completion, data: bytes, texts: list[str]) -> int:
+    """Parse a complete body: usage and text, without token arrival times."""
+    message = _decode_body(data)
+    _add_message(completion, message)
     if message.type == "error" or message.error is not None:
         completion.error_kind = "stream_error"
     texts += [block.text for block in message.content or () if block.type == "text" and block.text]
     return 0
 
 
-def _take_part(part: Part, texts: list[str]) -> int:
-    """Add the text of a block's start or delta; returns whether it carried a token."""
-    if part.text:
-        texts.append(part.text)
-    return 1 if part.text or part.thinking or part.partial_json or part.name else 0
+def _add_block(block: ContentBlock, texts: list[str]) -> int:
+    """Add the text of a block's start or delta; return its number of tokens, 0 or 1."""
+    if block.text:
+        texts.append(block.text)
+    return 1 if block.text or block.thinking or block.partial_json or block.name else 0
 
 
-def _take_message(completion: Completion, message: MessageObject) -> None:
+def _add_message(completion: Completion, message: MessageObject) -> None:
     completion.model = message.model or completion.model
-    _take_end(completion, message.stop_reason, message.usage)
+    _add_end(completion, message.stop_reason, message.usage)
 
 
-def _take_end(completion: Completion, stop_reason: str | None, usage: MessagesUsage | None) -> None:
+def _add_end(completion: Completion, stop_reason: str | None, usage: MessagesUsage | None) -> None:
     if stop_reason is not None:
         completion.finish_reason = FINISH_REASONS.get(stop_reason, stop_reason)
     if usage is None:

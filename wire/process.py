@@ -1,8 +1,8 @@
 """Child processes of this program, and length-prefixed messages between processes.
 
-A child is ``python -m MODULE FD``, connected to its parent by a socket pair; it leaves when its parent closes the
-socket. It has a session or a process group of its own, so that Ctrl-C reaches the parent alone. Linux gives each
-session the same share of a core, and priorities count within one. A frame is a length and as many bytes.
+A child is ``python -m MODULE FD``, connected to its parent by a socket pair; it exits when the parent closes the
+socket. It has a separate session or process group, so that Ctrl-C reaches only the parent. Linux gives each session
+the same share of a core, and priorities count within a session. A frame is a length and as many bytes.
 """
 
 import asyncio
@@ -23,37 +23,37 @@ _LENGTH = struct.Struct("<I")
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Command line of ``python -m module``, independent of the current folder."""
+    """Return the command line of ``python -m module``, independent of the current folder."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def module_environment() -> dict[str, str]:
-    """Environment in which ``module_command`` finds this program's modules."""
+    """Return the environment in which ``module_command`` finds this program's modules."""
     path = os.pathsep.join(filter(None, (PROJECT_ROOT, os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path}
 
 
 def start_child(
-    module: str, pass_fds: Sequence[int] = (), *, own_session: bool = True
+    module: str, pass_fds: Sequence[int] = (), *, new_session: bool = True
 ) -> "tuple[subprocess.Popen[bytes], socket.socket]":
     """Run ``python -m module FD``; return the process and the parent's end of its socket."""
-    ours, theirs = socket.socketpair()
-    with theirs:
+    parent_end, child_end = socket.socketpair()
+    with child_end:
         process = subprocess.Popen(
-            module_command(module, str(theirs.fileno())),
-            pass_fds=(theirs.fileno(), *pass_fds),
+            module_command(module, str(child_end.fileno())),
+            pass_fds=(child_end.fileno(), *pass_fds),
             stdin=subprocess.DEVNULL,
             env=module_environment(),
-            start_new_session=own_session,
-            process_group=None if own_session else 0,
+            start_new_session=new_session,
+            process_group=None if new_session else 0,
         )
-    return process, ours
+    return process, parent_end
 
 
 def parent_socket(argv: Sequence[str]) -> socket.socket:
-    """Return the child's end of its socket, from its command line; only the parent ends it, not a signal.
+    """Return the child's end of the socket, from the command line; ignore signals, since only the parent ends a child.
 
-    Behind a terminal with ``tostop``, a word on stderr would stop it.
+    SIGTTOU is ignored, too: on a terminal with ``tostop``, output to stderr would stop the child.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
@@ -61,7 +61,7 @@ def parent_socket(argv: Sequence[str]) -> socket.socket:
 
 
 async def child_left(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
-    """Wait until a child has ended; return False if it is still running after ``timeout_s``."""
+    """Wait for a child's exit; return False if it is still running after ``timeout_s``."""
     for _ in range(int(timeout_s / REAP_POLL_S)):
         if process.poll() is not None:
             return True
@@ -70,7 +70,7 @@ async def child_left(process: "subprocess.Popen[bytes]", timeout_s: float) -> bo
 
 
 async def reap_child(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
-    """Wait until a child has ended; kill it after ``timeout_s``."""
+    """Wait for a child's exit; kill the child after ``timeout_s``."""
     if not await child_left(process, timeout_s):
         process.kill()
         await asyncio.to_thread(process.wait)
@@ -82,7 +82,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def split_frames(buffer: bytearray) -> list[bytes]:
-    """Take every complete frame's payload out of ``buffer``; an incomplete frame stays."""
+    """Remove and return the payloads of complete frames in ``buffer``; an incomplete frame stays."""
     payloads = []
     offset, length = 0, len(buffer)
     with memoryview(buffer) as view:
@@ -117,12 +117,11 @@ class FrameSocket(asyncio.Protocol):
             self._transport.write(frame(payload))
 
     def finish(self) -> None:
-        """End the stream to the other side once everything sent has left; go on reading."""
+        """Flush and half-close the socket; continue reading."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write_eof()
 
     def close(self) -> None:
-        """Close the socket once everything sent has left."""
         if self._transport is not None:
             self._transport.close()
 

@@ -1,25 +1,24 @@
-"""Responses of ``/v1/responses``: typed events, each with its kind, and the response object itself.
+"""Parser of ``/v1/responses`` responses: typed events, and the response object.
 
-Any ``….delta`` event with a non-empty delta carries a token: text, reasoning, a refusal, a call's arguments. So does
-the event that adds a call to the output, since it holds the call's name, which the model wrote; one that adds a message
-or a reasoning item holds nothing yet. The events that repeat what is complete (``….done``, ``response.completed``)
-carry none; the latter has the usage.
+A ``….delta`` event with a non-empty delta carries a token: text, reasoning, a refusal, arguments of a tool call. The
+event that adds a tool call carries a token, too: the call's name, written by the model. Events that add a message or a
+reasoning item, or repeat complete content (``….done``, ``response.completed``), carry no token; the last has the usage.
 """
 
 from typing import Any
 
 import msgspec
 
-from wire.completion import Completion, take_usage
+from wire.completion import Completion, add_usage
 from wire.events import TokensDetails
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 FINISH_REASONS = {"completed": "stop", "max_output_tokens": "length", "in_progress": None, "queued": None}
-"""Reasons and states of responses in the completions' words. Null: it goes on."""
+"""Reasons and states of responses as finish reasons of OpenAI's completions. None: in progress."""
 
 
 class ResponsesUsage(msgspec.Struct):
-    """``usage`` of a response object."""
+    """``usage`` of a response object: prompt, cached and output tokens."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -27,13 +26,13 @@ class ResponsesUsage(msgspec.Struct):
 
 
 class RawMessage(msgspec.Struct):
-    """A prompt or an answer with its token ids, as vLLM adds them where ``enable_response_messages`` asks for it."""
+    """A prompt or output with token ids, which vLLM adds for ``enable_response_messages``."""
 
     tokens: list[int] | None = None
 
 
 class ResponseObject(msgspec.Struct):
-    """A response, without its output."""
+    """Response object without its output: status, usage, token ids."""
 
     model: str | None = None
     status: str | None = None
@@ -45,22 +44,22 @@ class ResponseObject(msgspec.Struct):
 
 
 class OutputPart(msgspec.Struct):
-    """A part of an output message."""
+    """Content part of an output message."""
 
     type: str | None = None
     text: str | None = None
 
 
 class OutputItem(msgspec.Struct):
-    """Item of the output: a message, a call, reasoning."""
+    """Output item: a message, a tool call or reasoning."""
 
     type: str | None = None
     name: str | None = None
     content: list[OutputPart] | str | None = None
 
 
-class WholeResponse(ResponseObject):
-    """A response that was not streamed."""
+class ResponseBody(ResponseObject):
+    """Complete response object, of a response that was not streamed."""
 
     output: list[OutputItem] | None = None
 
@@ -76,11 +75,11 @@ class ResponsesEvent(msgspec.Struct):
 
 
 _decode_event = msgspec.json.Decoder(ResponsesEvent).decode
-_decode_whole = msgspec.json.Decoder(WholeResponse).decode
+_decode_body = msgspec.json.Decoder(ResponseBody).decode
 
 
-def take_responses_event(completion: Completion, data: bytes, texts: list[str]) -> int:
-    """The taker of one streamed event."""
+def parse_responses_event(completion: Completion, data: bytes, texts: list[str]) -> int:
+    """Parse a streamed event; return its number of tokens."""
     event = _decode_event(data)
     kind = event.type or ""
     if kind.endswith(".delta"):
@@ -88,7 +87,7 @@ def take_responses_event(completion: Completion, data: bytes, texts: list[str]) 
             texts.append(event.delta)
         return 1 if event.delta else 0
     if event.response is not None:
-        take_response(completion, event.response)
+        add_response(completion, event.response)
     completion.done = completion.done or kind in ENDS
     if kind == "error" or event.error is not None:
         completion.error_kind = "stream_error"
@@ -96,18 +95,18 @@ def take_responses_event(completion: Completion, data: bytes, texts: list[str]) 
     return 1 if added is not None and added.name else 0
 
 
-def take_whole_response(completion: Completion, data: bytes, texts: list[str]) -> int:
-    """The taker of a whole body."""
-    response = _decode_whole(data)
-    take_response(completion, response)
+def parse_response_body(completion: Completion, data: bytes, texts: list[str]) -> int:
+    """Parse a complete body: usage and text, without token arrival times."""
+    response = _decode_body(data)
+    add_response(completion, response)
     for item in response.output or ():
         if item.type == "message" and isinstance(item.content, list):
             texts += [part.text for part in item.content if part.type == "output_text" and part.text]
     return 0
 
 
-def take_response(completion: Completion, response: ResponseObject) -> None:
-    """Take the response object's own account; the last one counts."""
+def add_response(completion: Completion, response: ResponseObject) -> None:
+    """Set model, finish reason, usage and token ids of the response object; the last object is final."""
     if response.model is not None:
         completion.model = response.model
     if response.error is not None or response.status == "failed":
@@ -115,11 +114,11 @@ def take_response(completion: Completion, response: ResponseObject) -> None:
     reason = (response.incomplete_details or {}).get("reason") or response.status
     completion.finish_reason = FINISH_REASONS.get(reason or "", reason)
     if (usage := response.usage) is not None:
-        take_usage(completion, usage.input_tokens, usage.output_tokens, usage.input_tokens_details)
+        add_usage(completion, usage.input_tokens, usage.output_tokens, usage.input_tokens_details)
     completion.prompt_token_ids = _only_ids(response.input_messages) or completion.prompt_token_ids
     completion.token_ids = _only_ids(response.output_messages) or completion.token_ids
 
 
 def _only_ids(messages: list[RawMessage] | None) -> list[int] | None:
-    """Ids of a prompt or answer in one message; more than one are turns with tools between, and no single prompt."""
+    """Return the token ids of a single message; several messages are turns with tool calls, not one prompt."""
     return messages[0].tokens if messages is not None and len(messages) == 1 else None

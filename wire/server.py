@@ -1,4 +1,4 @@
-"""The server half of HTTP/1.1: one connection, its requests one after another, each handed to a handler as it comes."""
+"""HTTP/1.1 server: connections that pass each request, read by read, to a handler."""
 
 import asyncio
 import contextlib
@@ -18,46 +18,46 @@ BACKLOG = 4096
 MAX_HEAD_BYTES = 64 * 1024
 TLS_HANDSHAKE = b"\x16"
 READ_BYTES = 128 * 1024
-"""Most bytes of a read: a large body is passed on piece by piece, as nginx does, while its rest comes."""
+"""Limit of a read: a large body is relayed read by read while it arrives, as in nginx."""
 MAX_PIPELINED_BYTES = 256 * 1024
 KEEP_ALIVE_S = 75.0
-"""How long a connection may wait for a request, or for the rest of its head."""
+"""Longest wait of a connection for a request or the end of its head."""
 BODY_STALL_S = 300.0
-"""Longest pause of a request's body; an upstream's connection, say, is held as long."""
+"""Longest pause within a request body, which may hold an upstream connection."""
 SWEEP_S = 5.0
 LINGER_S = 2.0
-"""How long a client that we close on while it still sends may take to read the answer."""
+"""Time for a client that still sends to read the response before the connection is closed."""
 WATCH_S = 0.02
-"""How often a client that is not being read from is looked after."""
+"""Interval of the disconnect check for a client whose reading is paused."""
 
 READ_BUFFER = memoryview(bytearray(READ_BYTES))
-"""Shared by all connections: each takes its bytes out as soon as they are read."""
+"""Read buffer of all connections: bytes are copied out at once."""
 
 
 class RequestHandler(Protocol):
-    """Receiver of one request; it must not block, and answers by ``write`` and ``finish``, or ``abort``."""
+    """Handler of one request. Must not block; responds by ``write`` and ``finish``, or ``abort``."""
 
     def request_body(self, raw: bytes, data: bytes) -> None:
-        """Take one read: its bytes to pass on, and without chunk framing."""
+        """Handle one read: ``raw`` with chunk framing, for relaying; ``data`` without."""
 
     def request_end(self) -> None:
         """The request is complete."""
 
     def client_gone(self) -> None:
-        """The client closed the connection before the response ended. Nothing can be written any more."""
+        """The client disconnected before the response ended; writes have no effect."""
 
     def pause_response(self) -> None:
-        """The client reads slower than the response is written."""
+        """Pause: the client reads slower than tokens are written."""
 
     def resume_response(self) -> None:
-        """The client has caught up."""
+        """Resume: the client has read the buffered bytes."""
 
 
 HandlerFactory = Callable[[RequestHead, "ClientConnection"], RequestHandler]
 
 
 class ClientConnection(Connection, asyncio.BufferedProtocol):
-    """A client's connection. Requests that come while one is being answered wait, up to a bound."""
+    """Client connection. Pipelined requests wait for the current response, up to a limit."""
 
     def __init__(
         self,
@@ -73,23 +73,23 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         self._body: FixedBody | ChunkedBody = FixedBody(0)
         self._buffer = b""
         self.busy = self.closing = False
-        """Whether a request is in progress, and whether the connection closes after it, whoever wants to keep it."""
-        self._advancing = self._lingering = self._response_begun = False
+        """``busy``: a request is in progress. ``closing``: the connection closes after it, keep-alive or not."""
+        self._advancing = self._lingering = self._response_started = False
         self._watcher: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._idle_since = self._body_since = self._loop.time()
 
     @property
     def more_to_come(self) -> bool:
-        """Return whether what has been read holds more of the request: its handler hears of it before anything else."""
+        """True if the buffer has more bytes of the request, which the handler gets next."""
         return bool(self._buffer) and not self._body.complete
 
     def idle_s(self) -> float:
-        """For how long no request has been in progress; 0 during one."""
+        """Return the time since the last request; 0 during a request."""
         return 0.0 if self.busy else self._loop.time() - self._idle_since
 
     def stalled_s(self) -> float:
-        """For how long the rest of a request's body has not come, although it would have been read."""
+        """Return the time since the last bytes of an incomplete body, while reading is not paused."""
         waiting = self.busy and not self._body.complete and not self._read_paused
         return self._loop.time() - self._body_since if waiting else 0.0
 
@@ -98,21 +98,21 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         assert not (self._lingering and self.busy), "a request on a connection that closes"
         assert self.busy or self._body.complete or self._lingering or not self._accepting(), "half a body left behind"
 
-    # What the handler calls.
+    # Called by the handler.
 
     def write(self, data: bytes) -> None:
-        """Write response bytes, framing and all. What is written after the client has gone is dropped."""
-        self._response_begun = True
+        """Write response bytes, framing included; ignored after the client has disconnected."""
+        self._response_started = True
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 
     def write_informational(self, head: bytes) -> None:
-        """Write a 1xx head: the response has not begun with it, and can still be a refusal."""
+        """Write a 1xx head; the final response may still be an error."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(head)
 
     def finish(self, *, keep_alive: bool) -> None:
-        """End the response; the connection closes unless both sides keep it, or if the request has not ended yet."""
+        """End the response; close unless both sides keep the connection alive and the request is complete."""
         head = self._head
         self._end_request()
         keep = keep_alive and head is not None and head.keep_alive and self._body.complete and not self.closing
@@ -125,13 +125,13 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         self._advance()
 
     def abort(self) -> None:
-        """Cut the connection: the client sees a response that did not end."""
+        """Abort the connection: the client sees an incomplete response."""
         self._end_request()
         if self.transport is not None:
             self.transport.abort()
 
     def refuse(self, status: int, reason: str, *, still_sending: bool = False) -> None:
-        """Answer with an error in the shape of OpenAI's and close. For when no response has begun."""
+        """Respond with an error in OpenAI's format and close; only before the response has started."""
         self._end_request()
         if self.transport is None or not self._accepting():
             return
@@ -142,7 +142,7 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         self._close(still_sending=still_sending)
 
     def give_up_body(self) -> None:
-        """The rest of the request's body will not come: refuse it, or cut a response that has begun."""
+        """Give up an incomplete body: refuse the request, or abort a response that has started."""
         self._reject(FramingError("the request's body stopped coming", 408))
 
     def pause_reading(self) -> None:
@@ -158,12 +158,12 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
             super().resume_reading()
 
     def close_when_idle(self) -> None:
-        """Take no further request: close now, or when the response in progress has ended."""
+        """Accept no further request: close now, or at the end of the current response."""
         self.closing = True
         if not self.busy and self.transport is not None and not self._lingering:
             self.transport.close()
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return READ_BUFFER
@@ -180,7 +180,7 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
             self.pause_reading()
 
     def eof_received(self) -> None:
-        """Cut the connection during a response: half a close counts as a whole one, as one that has gone sends it."""
+        """Abort during a response: a half-close counts as a disconnect, since both send the same FIN."""
         if self.busy and self.transport is not None:
             self.transport.abort()
 
@@ -202,20 +202,20 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         if self._handler is not None:
             self._handler.resume_response()
 
-    # One request after another.
+    # Request parsing.
 
     def _advance(self) -> None:
-        """Go through the buffer: heads open handlers, bodies go to them, a request waits until it is its turn."""
-        if self._advancing:  # a handler that answers from within a read: that read goes on by itself
+        """Parse the buffer: heads create handlers, bodies go to the handlers, pipelined requests wait."""
+        if self._advancing:  # called by a handler within a read: the outer call continues
             return
         self._advancing = True
         try:
-            while self._buffer and self._accepting() and not self._on_break:
+            while self._buffer and self._accepting() and not self._yielded:
                 if self._handler is None:
-                    if not self._take_head():
+                    if not self._parse_head():
                         break
                 elif not self._body.complete:
-                    self._take_body(self._handler)
+                    self._parse_body(self._handler)
                 else:
                     break
         except FramingError as error:
@@ -223,8 +223,8 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         finally:
             self._advancing = False
 
-    def _take_head(self) -> bool:
-        """Open a handler for the head in the buffer; False if it is not all there."""
+    def _parse_head(self) -> bool:
+        """Create a handler for the head in the buffer; return False if the head is incomplete."""
         data = self._buffer
         if data[0] in b"\r\n":  # RFC 9112, section 2.2: empty lines before a request are ignored
             data = data.lstrip(b"\r\n")
@@ -232,7 +232,7 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         if (end if end >= 4 else len(data)) > MAX_HEAD_BYTES:
             raise FramingError("request head too large", 431)
         if end < 4:
-            if data[:1] == TLS_HANDSHAKE:  # else it would wait for more
+            if data[:1] == TLS_HANDSHAKE:  # an HTTP parser would wait for more bytes
                 raise FramingError("a TLS handshake on a port of plain HTTP")
             self._buffer = data
             return False
@@ -240,10 +240,10 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         head = parse_request_head(data[:end])
         self._head = head
         self._body = ChunkedBody() if head.framing == "chunked" else FixedBody(head.framing)
-        self.busy, self._response_begun = True, False
+        self.busy, self._response_started = True, False
         self._body_since = self._loop.time()
         handler = self._new_handler(head, self)
-        if not self.busy:  # answered or refused from within
+        if not self.busy:  # the handler responded or refused at once
             return True
         self._handler = handler
         if self._write_paused:
@@ -252,30 +252,30 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
             handler.request_end()
         return True
 
-    def _take_body(self, handler: RequestHandler) -> None:
+    def _parse_body(self, handler: RequestHandler) -> None:
         data = self._buffer
         self._body_since = self._loop.time()
-        raw, body, taken = self._body.feed(data)
-        self._buffer = data[taken:] if taken < len(data) else b""
+        raw, body, consumed = self._body.feed(data)
+        self._buffer = data[consumed:] if consumed < len(data) else b""
         if self._body.dense:
             self._body.dense = False
-            self._take_break()
+            self._yield_turn()
         handler.request_body(raw, body)
         if self._body.complete and self._handler is handler:
             handler.request_end()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self._lingering:
             self._buffer = b""
         self._advance()
 
     def _reject(self, error: FramingError) -> None:
-        """Refuse a malformed request, or cut its response if that has begun; its handler hears of a client gone."""
+        """Refuse a malformed request, or abort its started response; the handler gets ``client_gone``."""
         handler = self._handler
         self._end_request()
         if handler is not None:
             handler.client_gone()
-        if handler is not None and self._response_begun:
+        if handler is not None and self._response_started:
             self.abort()
         else:
             self.refuse(error.status, str(error), still_sending=True)
@@ -289,7 +289,7 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         return self.alive and not self._lingering
 
     def _close(self, *, still_sending: bool = False) -> None:
-        """Close so that the client can read the response: a reset for bytes on their way would overtake it."""
+        """Close gracefully: closing with unread bytes would send RST, which may overtake the response."""
         assert self.transport is not None
         still_sending = still_sending or bool(self._buffer) or not self._body.complete
         if not still_sending or not self.transport.can_write_eof():
@@ -302,24 +302,23 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         self._loop.call_later(LINGER_S, self._end_linger)
 
     def _end_linger(self) -> None:
-        """Cut what lingers, but not while the client still reads the response."""
+        """Abort a lingering connection, but not while the client still reads the response."""
         if self.transport is not None and self.transport.get_write_buffer_size():
             self._loop.call_later(LINGER_S, self._end_linger)
         elif self.transport is not None:
             self.transport.abort()
 
     def _watch(self) -> None:
-        """While reading is paused, see whether the client is still there."""
         if self.transport is None or not self._read_paused or self.transport.is_closing():
             return
-        if self.left:
+        if self.peer_closed:
             self.transport.abort()
         else:
             self._watcher = self._loop.call_later(WATCH_S, self._watch)
 
 
 class Server:
-    """Listens, and knows its connections, so that they can be drained."""
+    """Listener with its connections, which can be drained."""
 
     def __init__(
         self,
@@ -328,7 +327,7 @@ class Server:
         body_stall_s: float = BODY_STALL_S,
         error_type: str = "proxy_error",
     ) -> None:
-        """``error_type``: of the errors that the server itself answers with."""
+        """``error_type``: type field of the server's error responses."""
         self._new_handler, self._error_type = new_handler, error_type
         self._body_stall_s = body_stall_s
         self._turns = Turns()
@@ -342,13 +341,13 @@ class Server:
         return len(self._connections)
 
     async def listen_on(self, sock: socket.socket) -> None:
-        """Accept connections from a socket that is bound already."""
+        """Accept connections on a bound socket."""
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._accept, sock=sock, backlog=BACKLOG)
         self._sweep()
 
     async def drain(self, timeout_s: float) -> int:
-        """Stop accepting, let responses in progress end, cut those that do not; returns how many were cut."""
+        """Stop accepting, wait for responses, abort the remaining ones; return the number of aborted responses."""
         if self._listener is not None:
             self._listener.close()
         if self._sweeper is not None:
@@ -367,7 +366,7 @@ class Server:
         return len(cut)
 
     def _sweep(self) -> None:
-        """Cut idle connections, unread responses included, and give up bodies that have waited too long."""
+        """Abort idle connections, unread responses included, and give up stalled bodies."""
         for connection in list(self._connections):
             if connection.idle_s() > KEEP_ALIVE_S and connection.transport is not None:
                 connection.transport.abort()

@@ -1,4 +1,4 @@
-"""TLS of clients, by its files, which are read again when they change."""
+"""TLS client contexts from certificate files, reloaded when the files change."""
 
 import os
 import ssl
@@ -12,31 +12,31 @@ ALPN = ["http/1.1"]
 
 
 class Tls(msgspec.Struct, frozen=True):
-    """Files of a TLS client, read again when they change; null: the system's authorities, no client certificate."""
+    """Certificate files of a TLS client. None: the system's authorities, no client certificate."""
 
     ca: str | None = None
-    """Certificates of authorities to trust beside the system's."""
+    """Certificates of further trusted authorities."""
     cert: str | None = None
-    """Chain of the client's certificate."""
+    """Certificate chain of the client."""
     key: str | None = None
-    """Key of ``cert``. Null: in the same file."""
+    """Key of ``cert``. None: in the same file."""
 
 
 SYSTEM_TLS = Tls()
 
 
 def client_context(tls: Tls) -> ssl.SSLContext:
-    """Return a context that checks certificate and host name; raises WireError naming the file that is wrong."""
-    own = tuple(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
-    return _client_context(tls, own, tuple(map(_changed_ns, (tls.ca, tls.cert, tls.key, *own))))
+    """Return a context that verifies certificate and host name; raises WireError naming an invalid file."""
+    variables = tuple(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
+    return _client_context(tls, variables, tuple(map(_changed_ns, (tls.ca, tls.cert, tls.key, *variables))))
 
 
 @lru_cache(maxsize=8)
 def _client_context(
-    tls: Tls, own: tuple[str | None, ...], changed_ns: tuple[int | None, ...]
-) -> ssl.SSLContext:  # reading the authorities takes 20 ms
-    if own[0] and not os.path.isfile(own[0]):
-        raise WireError(f"SSL_CERT_FILE={own[0]}: not there; expected a file of PEM certificates")
+    tls: Tls, variables: tuple[str | None, ...], changed_ns: tuple[int | None, ...]
+) -> ssl.SSLContext:  # loading the authorities takes 20 ms
+    if variables[0] and not os.path.isfile(variables[0]):
+        raise WireError(f"SSL_CERT_FILE={variables[0]}: not there; expected a file of PEM certificates")
     context = ssl.create_default_context()
     context.set_alpn_protocols(ALPN)
     if tls.key is not None and tls.cert is None:

@@ -1,4 +1,4 @@
-"""Addresses: where to connect, and where to listen."""
+"""Parsers of server URLs and listening addresses."""
 
 import re
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ _ENDPOINT = re.compile(r"/v1(?:/(?:chat/)?completions|/responses|/messages)?\Z")
 
 @dataclass(frozen=True)
 class Origin:
-    """A server: scheme, host and port, and the path that all its paths begin with."""
+    """A server: scheme, host, port and path prefix."""
 
     scheme: str
     host: str
@@ -22,7 +22,7 @@ class Origin:
 
     @cached_property
     def host_header(self) -> bytes:
-        """Value of the Host header: the port is left out where it is the scheme's own."""
+        """Value of the Host header, without the scheme's default port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return (host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}").encode("ascii")
 
@@ -30,7 +30,7 @@ class Origin:
         return f"{self.scheme}://{self.host_header.decode()}{self.base_path}"
 
     def without_endpoint(self) -> "Origin":
-        """Return the server whose paths begin with ``/v1``, for a URL that ends in it or in one of its endpoints."""
+        """Return the origin without a trailing ``/v1`` or completion endpoint in its path."""
         return replace(self, base_path=_ENDPOINT.sub("", self.base_path))
 
     def target(self, path: str) -> bytes:
@@ -38,8 +38,8 @@ class Origin:
 
 
 def parse_url(text: str) -> Origin:
-    """Read ``http[s]://host[:port][/base]``. Raises WireError that says what is wrong."""
-    # No message repeats what stands before an @: it may be a password.
+    """Parse ``http[s]://host[:port][/base]``. Raises WireError with the reason."""
+    # No message repeats text before an @, which may be a password.
     shown = repr(text if "@" not in text else f"…@{text.rpartition('@')[2]}")
     malformed = WireError(f"{shown} is not a URL: expected http://HOST[:PORT] or https://HOST[:PORT]")
     try:
@@ -54,12 +54,12 @@ def parse_url(text: str) -> Origin:
     if parts.query or parts.fragment:
         raise WireError(f"{shown}: expected no query or fragment")
     if not parts.path.isascii() or not parts.path.isprintable() or " " in parts.path:
-        raise WireError(f"{shown}: expected a path of ASCII without spaces; percent-encode the rest")
+        raise WireError(f"{shown}: expected a path of ASCII without spaces; percent-encode other characters")
     return Origin(parts.scheme, host, port or DEFAULT_PORTS[parts.scheme], parts.path.rstrip("/"))
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """Read ``HOST:PORT`` (``[::1]:8000`` for IPv6; port 0 lets the system choose). Raises WireError."""
+    """Parse ``HOST:PORT`` (``[::1]:8000`` for IPv6; port 0: chosen by the system). Raises WireError."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise WireError(f"{text!r}: expected HOST:PORT, such as 127.0.0.1:8001")

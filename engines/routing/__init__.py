@@ -1,4 +1,4 @@
-"""Choice of an engine for a request: the same functions in the simulated fleet, in ``sim serve`` and in the tap."""
+"""Routing of requests to engines (load, session, prefix-aware): shared by simulated fleet, ``sim serve`` and tap."""
 
 import tracefile.compiled  # noqa: F401 - before any module that may be compiled
 from engines.routing.load import engine_seed

@@ -1,4 +1,4 @@
-"""Policies that ask no cache: in turn, least loaded, session by rendezvous hash. mypyc compiles this module."""
+"""Routing policies without prefix cache: round-robin, least loaded, session hash. mypyc compiles this module."""
 
 from collections.abc import Sequence
 
@@ -8,36 +8,36 @@ from engines.routing.records import RoutedEngine, RoutedRequest
 
 
 def round_robin(request: RoutedRequest, engines: list[RoutedEngine]) -> int:
-    """Return the next engine in turn."""
+    """Return the index of the next engine in turn."""
     return request.number % len(engines)
 
 
 def least_loaded(request: RoutedRequest, engines: list[RoutedEngine]) -> int:
-    """Return the engine with the fewest requests; of equals the one with less to prefill, then in turn."""
+    """Return the index of the engine with the fewest requests; ties: fewest prefill tokens, then round-robin."""
     fewest = min([engine.requests for engine in engines])
-    equals = [place for place, engine in enumerate(engines) if engine.requests == fewest]
+    equals = [index for index, engine in enumerate(engines) if engine.requests == fewest]
     if len(equals) > 1:
-        least = min([engines[place].prefill_tokens for place in equals])
-        equals = [place for place in equals if engines[place].prefill_tokens == least]
+        least = min([engines[index].prefill_tokens for index in equals])
+        equals = [index for index in equals if engines[index].prefill_tokens == least]
     return equals[request.number % len(equals)]
 
 
 def least_costly(costs: Sequence[float], request: RoutedRequest, engines: list[RoutedEngine]) -> int:
-    """Return the place of the least cost; of equals the least loaded."""
+    """Return the index of the engine with the least cost; ties: the least loaded engine."""
     least = min(costs)
-    equals = [place for place, cost in enumerate(costs) if cost == least]
+    equals = [index for index, cost in enumerate(costs) if cost == least]
     if len(equals) == 1:
         return equals[0]
-    return equals[least_loaded(request, [engines[place] for place in equals])]
+    return equals[least_loaded(request, [engines[index] for index in equals])]
 
 
 def engine_seed(name: str) -> int:
-    """Return the seed of an engine's hashes in ``session_hash``."""
+    """Return the engine's seed for the rendezvous hash of ``session_hash``."""
     return xxhash.xxh3_64_intdigest(name.encode())
 
 
 def session_hash(request: RoutedRequest, engines: list[RoutedEngine]) -> int:
-    """Return the engine of the session; without one, that of the first block; without blocks, the next in turn."""
+    """Return the engine by rendezvous hash of the session, else of the first prefix block, else round-robin."""
     key = request.session
     if key is None:
         if not request.blocks:

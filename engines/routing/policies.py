@@ -1,4 +1,4 @@
-"""Policies by name, and those of a user's file."""
+"""Registry of routing policies, and the loader of policies from a user's file."""
 
 import importlib.util
 import inspect
@@ -18,23 +18,23 @@ from tracefile.records.errors import InputError, failure_words
 
 @runtime_checkable
 class Learner(Protocol):
-    """A policy that learns from the requests' course: an object to be called, with these two methods."""
+    """A stateful policy: a callable object that is notified of each request's dispatch and end."""
 
     def sent(self, request: RoutedRequest, engine: RoutedEngine) -> None:
-        """Learn the engine that a request was sent to; its overlap is still that of the request."""
+        """Record that a request was sent to an engine, whose prefix overlap is still that of the request."""
 
     def ended(self, request: RoutedRequest, engine: RoutedEngine, now_s: float) -> None:
-        """Learn that a request has ended, however it did."""
+        """Record that a request has ended, with or without success."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyKind:
-    """A policy that a flag may name."""
+    """A policy that ``--route`` can name."""
 
     make: Callable[[], Policy]
-    """Makes it for one router: a policy's state is never shared."""
+    """Creates the policy of one router: state is never shared."""
     uses_cache: bool = False
-    """It reads ``RoutedEngine.overlap``: the router needs to know the engines' caches."""
+    """True: the policy reads ``RoutedEngine.overlap``, so the router needs a prefix index."""
 
 
 POLICIES: dict[str, PolicyKind] = {
@@ -53,10 +53,10 @@ def user_policy(path: str, function: str) -> PolicyKind:
     policy = _loaded(name, path, function)
 
     def choose(request: RoutedRequest, engines: list[RoutedEngine]) -> int:
-        place = policy(request, engines)
-        if type(place) is not int or not 0 <= place < len(engines):
-            raise InputError(f"--route {name}: returned {place!r}; expected a place from 0 to {len(engines) - 1}")
-        return place
+        index = policy(request, engines)
+        if type(index) is not int or not 0 <= index < len(engines):
+            raise InputError(f"--route {name}: returned {index!r}; expected an index from 0 to {len(engines) - 1}")
+        return index
 
     return PolicyKind(lambda: choose, uses_cache=True)
 
@@ -72,9 +72,9 @@ def _loaded(name: str, path: str, function: str) -> Callable[..., Any]:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        found: Callable[..., Any] = getattr(module, function)
-        inspect.signature(found).bind(None, ())
+        policy: Callable[..., Any] = getattr(module, function)
+        inspect.signature(policy).bind(None, ())
     except (Exception, SystemExit) as error:
         words = f"{failure_words(error)}: {' '.join(str(error).split())}"
         raise InputError(f"--route {name}: {words}; expected a function of (request, engines)") from None
-    return found
+    return policy

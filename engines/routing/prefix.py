@@ -1,4 +1,4 @@
-"""A router's index of prefixes that it sent, and the policy of the longest prefix. mypyc compiles this module."""
+"""Prefix index of a router, and the policy of the longest cached prefix. mypyc compiles this module."""
 
 from bisect import bisect_left
 from collections import OrderedDict, deque
@@ -9,15 +9,18 @@ from engines.routing.load import least_loaded
 from engines.routing.records import RoutedEngine, RoutedRequest
 
 IMBALANCE_REQUESTS: Final = 8
-"""Requests that an engine may have more than another …"""
+"""Largest difference in requests between two engines …"""
 IMBALANCE_RATIO: Final = 1.5
-"""… or as a ratio; beyond both, load decides and not the prefix. SGLang's router: 64 and 1.5."""
+"""… and largest ratio; beyond both, load decides instead of the prefix. SGLang's router: 64 and 1.5."""
 LEAST_MATCH: Final = 0.3
-"""Least share of a prompt's full blocks that one engine must have cached."""
+"""Least share of a prompt's full blocks that must be cached on an engine."""
 
 
 def longest_prefix(request: RoutedRequest, engines: list[RoutedEngine]) -> int:
-    """Return the engine with most of the prompt cached, unless that is little or the load is uneven, as in SGLang."""
+    """Return the engine with the longest cached prefix; if short, or if the load is uneven, the least loaded.
+
+    The rule of SGLang's cache-aware router.
+    """
     most = least = engines[0].requests
     holder = engines[0]
     for engine in engines:
@@ -31,47 +34,47 @@ def longest_prefix(request: RoutedRequest, engines: list[RoutedEngine]) -> int:
     return engines.index(holder)
 
 
-def _leading(blocks: Sequence[int], held: Container[int]) -> int:
-    """Return the number of leading blocks that are held; of a chain, those held come first."""
-    return bisect_left(blocks, True, key=lambda key: key not in held)
+def _leading(blocks: Sequence[int], cached: Container[int]) -> int:
+    """Return the number of leading blocks that are cached, by bisection: cached blocks of a chain come first."""
+    return bisect_left(blocks, True, key=lambda key: key not in cached)
 
 
 class PrefixIndex:
-    """Blocks that each engine is taken to hold: the ``capacity_blocks`` used last, leaf before root.
+    """Estimated prefix cache of each engine: an LRU of the last ``capacity_blocks`` blocks that the router sent.
 
-    A request's blocks count from ``lag_s`` after it was sent. The index knows what the router sent, not what an engine
-    evicted. A chain's root is always used after its leaves, so an engine that holds a key holds all keys before it.
+    A request's blocks are added ``lag_s`` after it was sent. Evictions of the engine are not visible to the index. The
+    root of a chain is always used after its leaves, so that a cached block implies all cached blocks before it.
     """
 
     def __init__(self, engines: int, *, capacity_blocks: int, lag_s: float = 0.0) -> None:
         self._capacity, self._lag_s = capacity_blocks, lag_s
-        self._used: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(engines)]
-        """Keys of each engine, the longest unused first."""
-        self._coming: deque[tuple[float, int, Sequence[int]]] = deque()
+        self._recency: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(engines)]
+        """Block keys of each engine, least recently used first."""
+        self._pending: deque[tuple[float, int, Sequence[int]]] = deque()
 
     def overlaps(self, blocks: Sequence[int], now_s: float) -> list[int]:
-        """Return, by place, the leading blocks that the engine is taken to hold."""
-        while self._coming and self._coming[0][0] <= now_s:
-            _, place, came = self._coming.popleft()
-            self._use(place, came)
-        return [_leading(blocks, used) for used in self._used]
+        """Return the prefix hit of ``blocks`` on each engine, in blocks."""
+        while self._pending and self._pending[0][0] <= now_s:
+            _, index, pending_blocks = self._pending.popleft()
+            self._touch(index, pending_blocks)
+        return [_leading(blocks, recency) for recency in self._recency]
 
-    def sent(self, place: int, blocks: Sequence[int], now_s: float) -> None:
-        """Learn that a request with these blocks went to an engine; times may not go back."""
+    def sent(self, index: int, blocks: Sequence[int], now_s: float) -> None:
+        """Add the blocks of a request sent to an engine; ``now_s`` never decreases."""
         if self._lag_s:
-            self._coming.append((now_s + self._lag_s, place, blocks))
+            self._pending.append((now_s + self._lag_s, index, blocks))
         else:
-            self._use(place, blocks)
+            self._touch(index, blocks)
 
-    def forget(self, place: int) -> None:
-        """Empty an engine's part, requests on their way included."""
-        self._coming = deque(coming for coming in self._coming if coming[1] != place)
-        self._used[place].clear()
+    def forget(self, index: int) -> None:
+        """Clear an engine's blocks, pending blocks included."""
+        self._pending = deque(entry for entry in self._pending if entry[1] != index)
+        self._recency[index].clear()
 
-    def _use(self, place: int, blocks: Sequence[int]) -> None:
-        used = self._used[place]
+    def _touch(self, index: int, blocks: Sequence[int]) -> None:
+        recency = self._recency[index]
         for key in reversed(blocks):
-            used[key] = None
-            used.move_to_end(key)
-        while len(used) > self._capacity:
-            used.popitem(last=False)
+            recency[key] = None
+            recency.move_to_end(key)
+        while len(recency) > self._capacity:
+            recency.popitem(last=False)

@@ -1,7 +1,7 @@
-"""A request and an engine as a router may see them, and the type of a policy.
+"""Inputs of a routing policy: the request, and the load and prefix overlap of each engine.
 
-Three users fill them: the simulated fleet (*fleet*), ``sim serve --engines`` (*serve*) and ``tap --route`` (*tap*).
-Nothing here is an engine's inside: a router counts the requests that it sent and keeps an index of its own.
+Filled by the simulated fleet (*fleet*), ``sim serve --engines`` (*serve*) and ``tap --route`` (*tap*).
+No field is an engine's internal state: a router counts the requests that it sent and maintains a prefix index.
 mypyc compiles this module.
 """
 
@@ -11,30 +11,30 @@ from typing import NamedTuple
 
 
 class RoutedRequest(NamedTuple):
-    """A request when the router chooses its engine."""
+    """A request at its routing decision: session, prefix blocks, prompt tokens."""
 
     number: int
-    """Requests that the router chose an engine for before."""
+    """Number of earlier routing decisions."""
     arrival_s: float
     """Router's clock. fleet: virtual time of the trace; serve, tap: monotonic time."""
     session: bytes | None
-    """Key of its conversation, as in the header. fleet: the record's session id; serve: X-Session-ID or ``user``;
-    tap: X-Session-ID or X-Dynamo-Session-ID. None: not told."""
+    """Session id. fleet: the record's session id; serve: X-Session-ID or ``user``; tap: X-Session-ID or
+    X-Dynamo-Session-ID. None: unknown."""
     blocks: Sequence[int]
-    """Keys of its prompt from the start, each key depending on all before it. fleet, serve: hashes of full blocks;
-    tap: hashes of byte prefixes, as far as the head of the body was read. Empty: not known."""
+    """Chained keys of the prompt's prefix blocks. fleet, serve: hashes of full blocks; tap: hashes of byte blocks in
+    the first 16 KiB of the body. Empty: unknown."""
     block_tokens: float
-    """Tokens that each key stands for. fleet, serve: the block size; tap: an estimate from bytes."""
+    """Tokens per block. fleet, serve: the block size; tap: an estimate from bytes."""
     prompt_tokens: int
-    """fleet, serve: exact; tap: an estimate from Content-Length. 0: not known."""
+    """Prompt length. fleet, serve: exact; tap: an estimate from Content-Length. 0: unknown."""
     output_tokens: int | None = None
-    """Most tokens asked for (``max_tokens``). None: not told."""
+    """Output limit of the request (``max_tokens``). None: unknown."""
     turn: int | None = None
-    """Turn of its session from 1 on. fleet: of the trace; serve, tap: None, the router counts the turns it saw."""
+    """Turn of the session, from 1. fleet: of the trace; serve, tap: None, the policy counts turns."""
 
 
 class RoutingCosts(NamedTuple):
-    """An engine's few numbers of a latency model; fields as in model.json, absent ones 0. Default: a ms a token."""
+    """Latency model parameters for routing, named as in model.json; absent: 0. Default: 1 ms per prefill token."""
 
     per_prefill_token_ms: float = 1.0
     per_attention_token2_ms: float = 0.0
@@ -50,42 +50,42 @@ class RoutingCosts(NamedTuple):
 
 
 TOKENS_ALONE = RoutingCosts()
-"""Costs without a latency model: tokens to prefill count, and nothing else."""
+"""Costs without a latency model: only prefill tokens count."""
 
 
 @dataclass(eq=False)
 class RoutedEngine:
-    """An engine as the router sees it. The router keeps it up to date; a policy only reads it."""
+    """Router's view of an engine: load, outstanding prefill tokens, prefix overlap. Read-only for policies."""
 
-    place: int
-    """Place in the fleet. Stays the engine's own when others leave."""
+    index: int
+    """Index in the fleet; does not change when other engines leave."""
     name: str
-    """Name that its share of the sessions hangs on. tap: the upstream's URL; fleet: the record's ``upstream`` or the
-    place as a word; serve: the place as a word."""
+    """Name for the session hash. tap: the upstream's URL; fleet: the record's ``upstream`` or the
+    index as text; serve: the index as text."""
     seed: int
-    """Seed of its hashes, from ``engine_seed(name)``."""
+    """Seed of the session hash, from ``engine_seed(name)``."""
     capacity_blocks: int = 0
-    """KV cache in blocks of the request's keys. fleet, serve: usable blocks; tap: of its metrics. 0: not known."""
+    """KV cache size in blocks. fleet, serve: usable blocks; tap: by the engine's metrics. 0: unknown."""
     costs: RoutingCosts = TOKENS_ALONE
-    """fleet: of its latency model; serve: of the served model.json; tap: of the route's ``model``."""
+    """Costs. fleet: of the engine's latency model; serve: of the served model.json; tap: of the route's ``model``."""
     healthy: bool = True
-    """False: ejected by health checks, draining or not started. Policies see it only where no engine is healthy."""
+    """False: ejected, draining or not started. Policies see unhealthy engines only if no engine is healthy."""
     requests: int = 0
-    """Requests sent and not ended, by the router's own count."""
+    """Requests in flight, as counted by the router."""
     prefill_tokens: float = 0.0
-    """Prompt tokens sent and not yet followed by a first token, less those that the index said were cached."""
-    held_tokens: float = 0.0
-    """Prompt tokens of the requests sent and not ended, cached ones included."""
+    """Outstanding prefill: uncached prompt tokens of requests without a first token."""
+    in_flight_tokens: float = 0.0
+    """Prompt tokens of the requests in flight, cached tokens included."""
     overlap: int = 0
-    """Leading keys of the request in hand that the engine holds, by the router's knowledge of caches; 0: none known."""
+    """Prefix hit of the current request on this engine, in blocks, by the prefix index; 0: none."""
 
 
 Policy = Callable[[RoutedRequest, list[RoutedEngine]], int]
-"""Returns the place in the list of the engine that gets the request. The list is never empty, and holds only
-healthy engines unless there is none. A policy that keeps a state is made anew for each router; one that learns has the
-methods of ``policies.Learner``, too."""
+"""Returns the index in the list of the engine that gets the request. The list is never empty, and holds only
+healthy engines, or all engines if none is healthy. Each router creates its policy; a stateful policy implements
+``policies.Learner``."""
 
 
 def uncached_tokens(request: RoutedRequest, engine: RoutedEngine) -> float:
-    """Return prompt tokens that the engine would have to compute, by the router's knowledge of its cache."""
+    """Return the prompt tokens to prefill on the engine, by the router's prefix index."""
     return max(0.0, request.prompt_tokens - engine.overlap * request.block_tokens)

@@ -1,4 +1,4 @@
-"""``--route``: a policy with its settings in one word, and the router that is made of it."""
+"""``--route``: parser of a policy with settings, and construction of its router."""
 
 import os
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from tracefile.records.decoding import NOT_JSON
 from tracefile.records.errors import InputError
 
 CacheKnowledge = Literal["complete", "partial", "none"]
-"""``complete``: of the engines' caches as they are; ``partial``: the router's own index; ``none``: overlaps are 0."""
+"""``complete``: the engines' prefix caches; ``partial``: the router's prefix index; ``none``: overlaps are 0."""
 INDEX_BLOCKS = 65_536
-"""Blocks that the own index keeps of each engine where the engine's capacity is not known."""
+"""Size of the prefix index per engine, in blocks, if the engine's KV cache size is unknown."""
 SETTINGS = ("knowledge", "index-blocks", "lag", "model")
 ROUTE_HELP = (
     f"policy: {', '.join(POLICIES)}, or FILE.py:FUNCTION; settings follow, as in prefix:lag=250ms (docs/fleet.md)"
@@ -30,23 +30,23 @@ ROUTE_HELP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A policy chosen on the command line. Each router makes its own; another process parses ``text`` again."""
+    """A policy of ``--route`` with its prefix index settings. Other processes parse ``text`` again."""
 
     text: str
-    """As given."""
+    """Value of the flag."""
     kind: PolicyKind
     knowledge: CacheKnowledge = "partial"
     index_blocks: int | None = None
-    """Blocks that the own index keeps of each engine. None: the engine's capacity, ``INDEX_BLOCKS`` if not known."""
+    """Size of the prefix index per engine. None: the engine's KV cache size, or ``INDEX_BLOCKS``."""
     lag_s: float = 0.0
-    """Time from sending a request until the own index counts its blocks."""
+    """Delay until a sent request's blocks are in the prefix index."""
     costs: RoutingCosts | None = None
-    """Of the latency model that was named. None: each engine's own."""
+    """Costs of the route's latency model. None: the costs of each engine."""
 
 
 @cache
 def parse_route(text: str) -> Route:
-    """Read ``NAME[:SETTING=VALUE]…`` or ``FILE.py:FUNCTION[:SETTING=VALUE]…``. Raises InputError."""
+    """Parse ``NAME[:SETTING=VALUE]…`` or ``FILE.py:FUNCTION[:SETTING=VALUE]…``. Raises InputError."""
     name, *words = text.split(":")
     if name.endswith(".py"):
         kind = user_policy(name, words.pop(0) if words else "")
@@ -61,7 +61,7 @@ def parse_route(text: str) -> Route:
 
 
 def _setting(word: str) -> tuple[str, Any]:
-    """Read one SETTING=VALUE: its field, and the value."""
+    """Parse SETTING=VALUE into the field of ``Route`` and its value."""
     name, _, value = word.partition("=")
     if name == "knowledge" and value in get_args(CacheKnowledge):
         return name, value
@@ -87,14 +87,14 @@ class _Engine(msgspec.Struct):
 
 
 class _ModelFile(msgspec.Struct):
-    """Part of a model.json that a router uses."""
+    """Fields of a model.json that routing uses: latency parameters and token budget."""
 
     parameters: dict[str, _Parameter]
     engine: _Engine
 
 
 def read_costs(path: str | os.PathLike[str]) -> RoutingCosts:
-    """Read a router's numbers from a model.json. Raises InputError naming the file and the field."""
+    """Read routing costs from a model.json. Raises InputError naming the file and the field."""
     try:
         model = msgspec.json.decode(Path(path).read_bytes(), type=_ModelFile)
     except OSError as error:
@@ -114,10 +114,10 @@ def make_router(
     costs: Sequence[RoutingCosts] = (),
     speeds: Sequence[float] = (),
 ) -> Router:
-    """Return a router over engines of these names. ``complete``: knowledge of their caches; None: there is none.
+    """Return a router over the named engines. ``complete``: the engines' prefix caches; None: not accessible.
 
-    ``speeds``: of the engines relative to each other, for the costs of the route's model; empty: all equal. Raises
-    InputError if the route needs complete knowledge and there is none.
+    ``speeds``: relative speeds of the engines, applied to the costs of the route's model; empty: equal. Raises
+    InputError if the route needs complete knowledge and ``complete`` is None.
     """
     knowledge: Knowledge | None = None
     if route.kind.uses_cache and route.knowledge == "partial":
@@ -126,7 +126,7 @@ def make_router(
     elif route.kind.uses_cache and route.knowledge == "complete":
         if complete is None:
             raise InputError(
-                f"--route {route.text}: the engines' caches are not known here; expected knowledge=partial"
+                f"--route {route.text}: the engines' prefix caches are not accessible; expected knowledge=partial"
             )
         knowledge = complete
     if route.costs is not None or not costs:

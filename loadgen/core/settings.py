@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engines.access import HEADER_NAME, OPEN, OWN_HEADERS, Access, add_access_arguments, read_access
+from engines.access import HEADER_NAME, OPEN, RESERVED_HEADERS, Access, add_access_arguments, read_access
 from engines.detection import CHOICES
 from loadgen.core.bodyfields import PLAIN, BodyFields, parse_extra_body
 from loadgen.core.request import SESSION_HEADER
@@ -140,7 +140,7 @@ def run_settings(args: argparse.Namespace, *, stream: bool = True) -> dict[str, 
 def session_headers(names: Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of ``--session-header``, or the default. Raises InputError for a reserved header."""
     for name in names or ():
-        if not HEADER_NAME.fullmatch(name) or name.lower() in OWN_HEADERS:
+        if not HEADER_NAME.fullmatch(name) or name.lower() in RESERVED_HEADERS:
             raise InputError(f"--session-header: {name!r}; expected a header name that requests do not use yet")
     return tuple(names or (SESSION_HEADER,))
 

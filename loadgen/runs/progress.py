@@ -52,7 +52,7 @@ class RecentWindow:
 
     def forget(self, now_s: float) -> None:
         while self._parts and self._parts[0][0] < now_s - WINDOW_S:
-            self.total.take_out(self._parts.popleft()[1])
+            self.total.subtract(self._parts.popleft()[1])
 
 
 class RateWindow:
@@ -96,7 +96,7 @@ class RunProgress:
             self._recent.add(now_s, message.recent)
         elif isinstance(message, Done):
             self._counts[worker] = message.tally.counts()
-            self._recent.add(now_s, message.tally.take_recent())
+            self._recent.add(now_s, message.tally.pop_recent())
 
     def elapsed_s(self) -> float:
         return max(0.0, (time.perf_counter_ns() - self._zero_ns) / 1e9)

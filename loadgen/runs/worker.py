@@ -146,7 +146,7 @@ async def _report(running: PlanRun, send: Send) -> None:
     while True:
         await asyncio.sleep(PROGRESS_INTERVAL_S)
         tally = running.count()
-        send(Progress(tally.counts(), tally.take_recent()))
+        send(Progress(tally.counts(), tally.pop_recent()))
 
 
 @contextlib.contextmanager

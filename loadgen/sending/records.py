@@ -88,13 +88,13 @@ def _output_tokens(completion: Completion) -> int | None:
     """Output tokens by usage; without usage (an interrupted stream) the tokens received."""
     if completion.output_tokens is not None:
         return completion.output_tokens
-    return completion.seen_tokens or None
+    return completion.streamed_tokens or None
 
 
 def _tokens_source(completion: Completion, planned: int | None) -> TokensSource | None:
     if completion.prompt_tokens is not None:
         return "usage"
-    return "estimate" if completion.seen_tokens or planned is not None else None
+    return "estimate" if completion.streamed_tokens or planned is not None else None
 
 
 def _outcome(exchange: Exchange, completion: Completion, *, stream: bool) -> tuple[Status, str | None]:

@@ -36,7 +36,7 @@ class Connections:
         await self._pool.warm(count)
 
     def start(self, exchange: Exchange) -> None:
-        connection = self._pool.take_idle()
+        connection = self._pool.pop_idle()
         if connection is None:
             self._waiting.append(exchange)
             self._open()
@@ -55,7 +55,7 @@ class Connections:
             if self._waiting[0].end_ns:
                 self._waiting.popleft()
                 continue
-            connection = self._pool.take_idle()
+            connection = self._pool.pop_idle()
             if connection is None:
                 return
             self._waiting.popleft().begin(connection)

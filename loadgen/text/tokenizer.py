@@ -15,8 +15,8 @@ from engines.tokenization import (
     DetokenizedText,
     Rendered,
     TokenIds,
-    chat_question,
-    text_question,
+    chat_request,
+    text_request,
     tokenizer_problem,
 )
 from engines.tokenizer import load_tokenizer, tokenizer_folder
@@ -52,7 +52,7 @@ class LocalTokenizer:
 
     def __init__(self, path: Path) -> None:
         self.name = path.name or str(path)
-        self._model = load_tokenizer(tokenizer_folder(path, others=" or `engine`"))
+        self._model = load_tokenizer(tokenizer_folder(path, alternatives=" or `engine`"))
 
     def encode(self, text: str) -> list[int]:
         token_ids: list[int] = self._model.encode(text, add_special_tokens=False)
@@ -91,19 +91,19 @@ class EngineTokenizer:
         return self._encode(text, special=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        text = self._ask(DETOKENIZE, {"model": self._model, "tokens": list(token_ids)}, DetokenizedText).known
+        text = self._ask(DETOKENIZE, {"model": self._model, "tokens": list(token_ids)}, DetokenizedText).content_text
         if text is None:
             raise TokenizerError("the engine's /detokenize returns no text")
         return text
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        question = chat_question({"model": self._model, "messages": list(messages)})
+        question = chat_request({"model": self._model, "messages": list(messages)})
         if not self._reads_content:
             return self._ask(TOKENIZE, question, TokenIds).tokens
         return self._encode(self._ask(APPLY_TEMPLATE, question, Rendered).prompt, special=True)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        question = text_question(text, special=special, as_content=self._reads_content)
+        question = text_request(text, special=special, as_content=self._reads_content)
         return self._ask(TOKENIZE, {"model": self._model, **question}, TokenIds).tokens
 
     def _ask(self, path: str, question: Mapping[str, Any], kind: type[Response]) -> Response:

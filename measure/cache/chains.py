@@ -1,4 +1,4 @@
-"""Chains of block hashes as arrays of numbers, and the blocks of each request that a trace knows."""
+"""Chains of block hashes as arrays of numbers, and the number of hashed blocks of each request."""
 
 from typing import Final, NamedTuple
 
@@ -10,49 +10,49 @@ NO_HASHES: Final = -1
 
 
 class Chains(NamedTuple):
-    """Chains of n requests: a prompt's blocks, then its output's, as numbers; equal hashes have equal numbers."""
+    """Chains of n requests: prompt blocks, then output blocks, as numbers; equal hashes have equal numbers."""
 
     block_size: int
     numbers: Int32Array
     hashes: UInt64Array
-    """By number."""
+    """Block hash by number."""
     starts: IntArray
-    """Place of each request's first number."""
+    """Index of each request's first number."""
     prompts: IntArray
     """Blocks of each prompt; NO_HASHES: the record has none."""
     true: IntArray
-    """Leading blocks of the prompt that the chain is true for; NO_HASHES likewise."""
+    """Leading prompt blocks with a true hash; NO_HASHES: the record has none."""
     outputs: IntArray
     unread: IntArray
-    """1: log probabilities of the prompt were asked for, so that it is not looked up; 0: it is."""
+    """1: log probabilities of the prompt are requested, so no prefix lookup; 0: prefix lookup."""
 
 
-def chain_places(starts: IntArray, counts: IntArray) -> IntArray:
-    """Places starts[0], starts[0] + 1 … ``counts[0]`` of them, then likewise for the next start."""
+def chain_indices(starts: IntArray, counts: IntArray) -> IntArray:
+    """Return the indices of all blocks: ``counts[i]`` consecutive indices from ``starts[i]``, chain by chain."""
     ends = np.cumsum(counts)
     return np.asarray(np.arange(int(counts.sum())) + np.repeat(starts - (ends - counts), counts))
 
 
-def leading_places(starts: IntArray, counts: IntArray, factor: int) -> IntArray:
-    """Places of the hashes of the first ``counts`` blocks at ``starts``; a block's is its last of ``factor``."""
-    within = chain_places(np.zeros(len(counts), np.int64), counts)
+def leading_indices(starts: IntArray, counts: IntArray, factor: int) -> IntArray:
+    """Return the hash indices of the first ``counts`` blocks at ``starts``: the last of ``factor`` trace blocks."""
+    within = chain_indices(np.zeros(len(counts), np.int64), counts)
     return np.asarray(np.repeat(starts, counts) + within * factor + factor - 1)
 
 
-def known_blocks(
+def count_hashed_blocks(
     blocks: tuple[IntArray, IntArray, IntArray], tokens: tuple[IntArray, IntArray], fine_block_size: int, factor: int
 ) -> IntArray:
-    """Count the leading blocks of each request, full at its end, whose hashes a trace has.
+    """Count the leading full blocks of each request with a hash in the trace.
 
-    ``blocks``: hashes of the prompt, those of them that are true, hashes of the output, 0 for none; ``tokens``: of
-    prompt and output. Counted are blocks of ``factor`` such; an output's follow only a prompt known to its end.
+    ``blocks``: number of prompt hashes, of true prompt hashes, of output hashes; ``tokens``: of prompt and output. A
+    counted block spans ``factor`` trace blocks; output blocks count only after a fully hashed prompt.
     """
     prompt_blocks, true_blocks, output_blocks = blocks
     prompt_tokens, output_tokens = tokens
     block_size = factor * fine_block_size
-    whole = prompt_blocks == prompt_tokens // fine_block_size
-    known, prompt = true_blocks // factor, prompt_blocks // factor
-    goes_on = (known == prompt) & (known == prompt_tokens // block_size) & (whole | (factor == 1))
+    complete = prompt_blocks == prompt_tokens // fine_block_size
+    hashed, prompt = true_blocks // factor, prompt_blocks // factor
+    counts_output = (hashed == prompt) & (hashed == prompt_tokens // block_size) & (complete | (factor == 1))
     computed = prompt_tokens + np.maximum(output_tokens - 1, 0)
-    in_all = (prompt_blocks + output_blocks) // factor
-    return np.minimum(np.where(goes_on, in_all, known), computed // block_size)
+    total = (prompt_blocks + output_blocks) // factor
+    return np.minimum(np.where(counts_output, total, hashed), computed // block_size)

@@ -1,4 +1,4 @@
-"""Hashes as dense numbers. mypyc compiles this module; it runs uncompiled, too."""
+"""Block hashes as dense numbers. mypyc compiles this module; it runs uncompiled, too."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64
 
 BoxedVec = Any
-"""A vec that Python passes. mypyc loses a reference to one that it unboxes for a call, and with it its memory."""
+"""A vec passed from Python. mypyc loses a reference to a vec that it unboxes for a call, and leaks its memory."""
 
 
 def repeated_byte(byte: bytes, count: i64) -> vec[i64]:
@@ -15,17 +15,17 @@ def repeated_byte(byte: bytes, count: i64) -> vec[i64]:
 
 
 class HashTable:
-    """Numbers of hashes, 0, 1, 2 … as they first occur; memory follows the distinct hashes."""
+    """Numbers of block hashes, 0, 1, 2 … by first occurrence; memory grows with the distinct hashes."""
 
     def __init__(self) -> None:
         self.hashes: vec[i64] = vec[i64]()
-        """By number."""
+        """Hash by number."""
         self._slots: vec[i64] = repeated_byte(b"\0", 2)
-        """Numbers + 1, each near the slot that its hash gives; 0: free. A power of two of them."""
+        """Open addressing: number + 1 by slot; 0: free. The number of slots is a power of two."""
         self._shift: i64 = 31
 
     def number(self, boxed_hashes: BoxedVec) -> vec[i64]:
-        """Return the number of each hash; new ones get the next numbers."""
+        """Return the number of each block hash; new hashes get the next numbers."""
         hashes: vec[i64] = boxed_hashes
         numbers = repeated_byte(b"\0", len(hashes))
         number: i64 = -1
@@ -47,7 +47,7 @@ class HashTable:
         return self._slots[slot] - 1
 
     def _slot_of(self, key: i64) -> i64:
-        """Return the slot of a hash, or the free slot where it belongs."""
+        """Return the slot of a hash, or the free slot for it."""
         slots = self._slots
         mask: i64 = len(slots) - 1
         folded: i64 = (key ^ (key >> 32)) & 0xFFFF_FFFF

@@ -1,17 +1,17 @@
 """Prefix hits at every cache size, in one pass.
 
-The policy is the stack algorithm nearest to vLLM's pool: LRU over full blocks. Hits of a request are counted at its
-arrival: leading blocks of its prompt, short of its last token (rule 6). Then its blocks are touched leaf to root,
-so that tails go first: those of its output, as far as their hashes are known, before those of its prompt. Blocks
-pinned by running requests and time are left out.
+The eviction policy is LRU over full blocks, the stack algorithm nearest to vLLM's block pool. The prefix hit of a
+request is counted at its arrival: leading prompt blocks without the block of the last token (rule 6). Then its blocks
+are touched from leaf to root, so that leaves are evicted first: hashed output blocks before prompt blocks. Time and
+blocks pinned by running requests are ignored.
 
-**The bound.** An engine that admits requests in order of arrival has, at an admission, computed nothing but blocks of
-earlier arrivals. So it never hits more than the unlimited cache. At a finite size LRU by arrival is no bound: a long
-request's blocks are freed at its end, and may outlive those of a request that arrived later and was short.
+**The bound.** An engine that admits requests in order of arrival has computed only blocks of earlier arrivals at an
+admission. So it never hits more than the unlimited cache. At a finite size LRU by arrival is no bound: the blocks of a
+long request are freed at its end, and may outlive blocks of a short request that arrived later.
 
-LRU keeps, at every size S, the S blocks touched last (Mattson et al., 1970). So a block's depth in that order at its
-request's arrival says from which size on it hits. One histogram of depths is the whole curve. A leading
-block hits only if those before it do: what counts is the running maximum of the depths.
+LRU of every size S holds the S blocks touched last (Mattson et al., 1970). So the depth of a block in LRU order at the
+arrival is the smallest cache size with a hit, and a histogram of depths is the complete curve. A leading block hits
+only if all blocks before it hit: the running maximum of the depths counts.
 """
 
 from dataclasses import dataclass
@@ -27,23 +27,23 @@ from tracefile.records.arrays import IntArray
 
 @dataclass(frozen=True, slots=True)
 class HitCurve:
-    """Hits at every cache size from one block to where no more memory helps. Arrays of one length."""
+    """Prefix hits at every cache size, from one block to the size with all hits. Arrays of equal length."""
 
     sizes: IntArray
     """Cache sizes in blocks: 1, 2, 3 …"""
     hit_blocks: IntArray
-    """Prompt blocks hit at each size; never falls."""
+    """Prompt blocks hit at each size; non-decreasing."""
     bound_blocks: IntArray
-    """Blocks that no engine of each size can exceed: of every request its unlimited hits, at most the size."""
+    """Upper bound of the hits at each size: unlimited hits of each request, at most the size."""
     block_size: int
     lookup_blocks: int
-    """Full prompt blocks of the whole trace."""
+    """Full prompt blocks of the trace."""
     input_tokens: int
     fine_block_size: int
-    """The trace's, which ``block_size`` is a multiple of."""
+    """Block size of the trace; ``block_size`` is a multiple."""
     requests: int
-    whole_chains: int
-    """Requests whose filled blocks are all known. With fewer than all, an engine may hit more than the maximum."""
+    complete_chains: int
+    """Requests with hashes for all full blocks. If fewer than ``requests``, an engine may hit more than the curve."""
 
     @property
     def hit_tokens(self) -> IntArray:
@@ -62,7 +62,7 @@ class HitCurve:
         return int(self.sizes[np.searchsorted(self.hit_blocks, hits)])
 
     def size_for_share(self, share: float) -> int:
-        """Smallest cache, in blocks, with this share of the max hits."""
+        """Return the smallest cache size, in blocks, with this share of the maximum hits."""
         return self.size_for(-int(-self.max_hit_blocks * share // 1))
 
     def rate_at(self, size: int) -> float:
@@ -70,7 +70,7 @@ class HitCurve:
 
 
 def hit_curve(accesses: Accesses) -> HitCurve:
-    """Return the hits of an LRU of every size."""
+    """Return the prefix hits of an LRU cache of every size."""
     stack = LruStack(int(accesses.starts[-1]), accesses.numbers)
     depths = repeated_byte(b"\0", accesses.distinct + 1)
     requests_by_hits = repeated_byte(b"\0", int(accesses.limits.max(initial=0)) + 1)
@@ -78,7 +78,7 @@ def hit_curve(accesses: Accesses) -> HitCurve:
         limits = accesses.limits[piece.first : piece.first + len(piece.starts) - 1]
         boxed = integers(piece.blocks), integers(piece.starts), integers(limits)
         stack.count_depths(boxed, (depths, requests_by_hits))
-    # From the last depth that occurs on, nothing changes any more.
+    # Beyond the largest depth the hits are constant.
     counts = array_of(depths, np.int64)
     hit_blocks = np.cumsum(counts[: int(np.flatnonzero(counts).max(initial=0)) + 1])[1:]
     return HitCurve(
@@ -90,13 +90,13 @@ def hit_curve(accesses: Accesses) -> HitCurve:
         accesses.input_tokens,
         accesses.fine_block_size or accesses.block_size,
         len(accesses.limits),
-        accesses.whole_chains,
+        accesses.complete_chains,
     )
 
 
 def _bound(requests_by_hits: IntArray, sizes: int) -> IntArray:
-    """Σ min(hits, size) over requests, at each size from 1 on: so many blocks hold no more of one prompt."""
-    with_as_many = np.zeros(sizes, np.int64)
-    found = np.cumsum(requests_by_hits[::-1])[::-1][1 : sizes + 1]
-    with_as_many[: len(found)] = found
-    return np.cumsum(with_as_many)
+    """Return Σ min(hits, size) over requests, by size: a cache holds at most ``size`` blocks of a prefix."""
+    requests_with_hits = np.zeros(sizes, np.int64)
+    at_least = np.cumsum(requests_by_hits[::-1])[::-1][1 : sizes + 1]
+    requests_with_hits[: len(at_least)] = at_least
+    return np.cumsum(requests_with_hits)

@@ -1,8 +1,8 @@
 """LRU stack depths of prefix blocks. mypyc compiles this module; it runs uncompiled, too.
 
-The last touch of a block is a bit at its index in time, so its depth is one more than the number of bits after it. The
-bits are packed 32 to a word under a Fenwick tree of word counts, small enough for the nearest cache. Blocks touched in
-succession have depths one apart, so a prompt that was seen whole costs one query, not one per block.
+The last touch of a block is a bit at its index in time, so the depth of a block is one more than the number of bits
+after its bit. Words of 32 bits are under a Fenwick tree of bit counts, small enough for the L1 cache. Consecutively
+touched blocks have depths that differ by one, so a repeated prompt costs one query, not one per block.
 """
 
 from librt.vecs import vec
@@ -12,29 +12,29 @@ from measure.cache.hashtable import BoxedVec, repeated_byte
 
 
 class LruStack:
-    """LRU order of all blocks, before the first of ``accesses`` touches of blocks with numbers below ``numbers``.
+    """LRU order of blocks, for up to ``accesses`` touches of blocks with numbers below ``numbers``.
 
-    Blocks with the number −1 are private: nothing touches them again.
+    Blocks with the number −1 are private and never touched again.
     """
 
     def __init__(self, accesses: i64, numbers: i64) -> None:
         self.touched_at: vec[i64] = repeated_byte(b"\xff", numbers)
         """Index in time of each block's last touch; −1: never."""
         self._bits: vec[i64] = repeated_byte(b"\0", (accesses >> 5) + 1)
-        """Bits at these indexes."""
+        """Bits at the indices of the last touches."""
         self._tree: vec[i64] = repeated_byte(b"\0", (accesses >> 5) + 2)
         """A Fenwick tree of the number of bits in each word."""
         self._now: i64 = 0
         self._touched: i64 = 0
-        """Number of blocks that were touched."""
+        """Number of distinct touched blocks."""
 
     def count_depths(self, piece: tuple[BoxedVec, BoxedVec, BoxedVec], boxed_counts: tuple[BoxedVec, BoxedVec]) -> None:
-        """Count the leading blocks that hit from each cache size on, and the requests by hits in an unlimited cache.
+        """Count prefix hits by the smallest cache size with the hit, and requests by hits in an unlimited cache.
 
-        Request i has ``blocks[starts[i]]`` to ``blocks[starts[i + 1]]``, of which ``limits[i]`` may hit. ``depths``
-        counts at d the blocks whose running maximum of depths is d, which hit in every cache of d blocks or more;
-        ``requests`` at h those with h hits. ``piece``: ``blocks``, ``starts`` and ``limits``; ``boxed_counts``: the
-        counts.
+        Request i has ``blocks[starts[i]]`` to ``blocks[starts[i + 1]]``; at most ``limits[i]`` may hit. ``depths[d]``
+        counts blocks whose running maximum of depths is d: hits of every cache of d blocks or more. ``requests[h]``
+        counts requests with h hits. ``piece``: ``blocks``, ``starts``, ``limits``; ``boxed_counts``: ``depths``,
+        ``requests``.
         """
         blocks: vec[i64] = piece[0]
         starts: vec[i64] = piece[1]
@@ -46,7 +46,7 @@ class LruStack:
             end = starts[request + 1]
             deepest: i64 = 0
             depth: i64 = 0
-            expected: i64 = -2  # touch of the next block, if it came just before the touch of this block
+            expected: i64 = -2  # last touch of the next block, if it directly preceded the last touch of this block
             hits: i64 = 0
             for index in range(first, min(end, first + limits[request])):
                 touched_at = self._last_touch(blocks[index])
@@ -61,10 +61,7 @@ class LruStack:
             self._touch(blocks, first, end)
 
     def access_depths(self, boxed_blocks: BoxedVec, boxed_starts: BoxedVec) -> tuple[vec[i64], vec[i64]]:
-        """Return of each access its depth and the block's last touch.
-
-        Depth 0 and touch −1: never touched before.
-        """
+        """Return the LRU depth and the last touch of each accessed block; 0 and −1: never touched before."""
         blocks: vec[i64] = boxed_blocks
         starts: vec[i64] = boxed_starts
         depths, touches = repeated_byte(b"\0", len(blocks)), repeated_byte(b"\xff", len(blocks))
@@ -87,7 +84,7 @@ class LruStack:
         return self.touched_at[block] if block >= 0 else -1
 
     def _depth(self, touched_at: i64) -> i64:
-        """Return the depth of the block touched then: one more than the number of blocks touched since."""
+        """Return the LRU depth of a block: one more than the number of blocks touched since ``touched_at``."""
         word = touched_at >> 5
         until: i64 = count_bits(self._bits[word] & ((i64(2) << (touched_at & 31)) - 1))
         tree = self._tree
@@ -97,7 +94,7 @@ class LruStack:
         return self._touched - until + 1
 
     def _touch(self, blocks: vec[i64], first: i64, end: i64) -> None:
-        """Touch the blocks from leaf to root."""
+        """Touch the blocks of a request from leaf to root."""
         bits = self._bits
         last_touches = self.touched_at
         now = self._now
@@ -141,7 +138,7 @@ class LruStack:
 
 
 def count_bits(word: i64) -> i64:
-    """Count the bits of a word of 32: in pairs, fours, eights, then their sum."""
+    """Return the number of set bits of a 32-bit word."""
     word -= (word >> 1) & 0x5555_5555
     word = (word & 0x3333_3333) + ((word >> 2) & 0x3333_3333)
     word = (word + (word >> 4)) & 0x0F0F_0F0F

@@ -1,1 +1,1 @@
-"""Metrics of one run, each defined once: of requests, sessions, the workload, its hits; health checks and SLOs."""
+"""Metrics of a run: latency, throughput and prefix hits by request, session and workload; health checks; SLOs."""

@@ -1,4 +1,4 @@
-"""The client's own part in a run's times: lag behind the plan, and delays inside it as the trace keeps them."""
+"""Client overhead in a run's latencies: lag behind the schedule, and recorded delays inside the client."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -14,24 +14,24 @@ from tracefile.records.arrays import FloatArray
 from tracefile.records.schema import Meta, Workload
 
 DELAYS: Final = "client_delays"
-"""Key of the header's ``workload`` that a run's end adds: ``loop_ms`` and ``crossing_ms``, each as statistics."""
+"""Key of the header's ``workload`` at the end of a run: statistics ``loop_ms`` and ``crossing_ms``."""
 
 
 PLANNERS: Final = ("client", "replay")
-"""Sources of traces that a plan was sent for."""
+"""Sources of traces with a schedule."""
 
 
 def lag_ms_of(run: Run) -> FloatArray:
-    """Return |arrival − schedule|; NaN for a request that a concurrency limit queued, and without a plan."""
+    """Return the lag |arrival − schedule| in ms; NaN: no schedule, or queued by a concurrency limit."""
     planned = ~run.held & (run.meta.source in PLANNERS)
     return np.where(planned, np.abs(run.arrival_ms - run.scheduled_ms), np.nan)
 
 
 def measure_client(run: Run) -> Client:
-    """Return lag, late requests and the delays that the header keeps."""
+    """Return client lag, late requests and the delays in the header."""
     lag_ms = lag_ms_of(run)
     limit_ms = late_limit_ms(quantile_of(run.ttft_ms, 0.5))
-    delays = kept_delays(run.meta)
+    delays = recorded_delays(run.meta)
     return Client(
         lag_ms=statistics_of(lag_ms),
         limit_ms=limit_ms,
@@ -43,18 +43,18 @@ def measure_client(run: Run) -> Client:
 
 
 def with_delays(meta: Meta, loop_ms: Sequence[float], crossing_ms: Sequence[float]) -> Meta:
-    """Return the header with the delays of a run that has ended."""
-    found = {"loop_ms": statistics_of(np.array(loop_ms)), "crossing_ms": statistics_of(np.array(crossing_ms))}
-    told = {name: msgspec.to_builtins(one) for name, one in found.items() if one is not None}
+    """Return the header with the client delays of an ended run."""
+    samples = {"loop_ms": statistics_of(np.array(loop_ms)), "crossing_ms": statistics_of(np.array(crossing_ms))}
+    delays = {name: msgspec.to_builtins(statistics) for name, statistics in samples.items() if statistics is not None}
     workload = meta.workload or Workload()
-    workload = msgspec.structs.replace(workload, extra=workload.extra | {DELAYS: told})
-    return msgspec.structs.replace(meta, workload=workload) if told else meta
+    workload = msgspec.structs.replace(workload, extra=workload.extra | {DELAYS: delays})
+    return msgspec.structs.replace(meta, workload=workload) if delays else meta
 
 
-def kept_delays(meta: Meta) -> dict[str, Statistics]:
-    """Return the delays in a trace's latest header; none of other tools' words."""
-    found: Any = {} if meta.workload is None else meta.workload.extra.get(DELAYS, {})
+def recorded_delays(meta: Meta) -> dict[str, Statistics]:
+    """Return the client delays in a trace's latest header; empty for malformed entries of other tools."""
+    delays: Any = {} if meta.workload is None else meta.workload.extra.get(DELAYS, {})
     try:
-        return msgspec.convert(found, dict[str, Statistics])
+        return msgspec.convert(delays, dict[str, Statistics])
     except msgspec.ValidationError:
         return {}

@@ -1,4 +1,4 @@
-"""Columns of a run as other tools read them: a row a request, a row a session, each with every metric of it."""
+"""Columns of a run for other tools: a row per request or session, with all its latency and token metrics."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,28 +14,28 @@ from measure.runs import STATUSES, UNKNOWN, Run
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 
 PART_ROWS: Final = 1 << 14
-"""Rows that are Python's own objects at a time."""
+"""Rows converted to Python objects at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """A list in each row."""
+    """Column with a list per row."""
 
     values: FloatArray
     starts: IntArray
-    """Place of each row's first value, and the end of the last row's."""
+    """Index of each row's first value, and the end."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
 
 Column = list[str] | list[str | None] | FloatArray | IntArray | BoolArray | Lists
-"""Words, or an array: NaN and UNKNOWN stand for null."""
+"""Strings, or an array with NaN or UNKNOWN for null."""
 Table = Mapping[str, Column]
 
 
 def request_table(run: Run) -> Table:
-    """Return the requests in file order; metrics with a value a gap are lists."""
+    """Return the columns of the requests, in file order: latencies, tokens; ITL is a list per request."""
     counts = {"input_tokens": run.prompt_tokens, "output_tokens": run.output_tokens, "turns": run.turn}
     starts = np.searchsorted(run.gap_owner, np.arange(len(run) + 1))
     metrics = {
@@ -62,20 +62,20 @@ def request_table(run: Run) -> Table:
 
 
 def session_table(run: Run) -> Table:
-    """Return the sessions in order of their first rows; a request without a session is one under its own id."""
-    order, found = session_order(run), measure_sessions(run)
+    """Return the columns of the sessions, by first row; a request without a session is a session with its id."""
+    order, sessions = session_order(run), measure_sessions(run)
     firsts = order.rows[order.starts]
     return {
         "session_id": [run.sessions[row] or run.request_ids[row] for row in firsts],
-        "completed": found.completed,
+        "completed": sessions.completed,
         "arrival_ms": run.arrival_ms[firsts],
-        **{name: getattr(found, name) for name in SESSION_METRICS if name != "requests"},
-        "requests": found.requests.astype(np.int64),
+        **{name: getattr(sessions, name) for name in SESSION_METRICS if name != "requests"},
+        "requests": sessions.requests.astype(np.int64),
     }
 
 
 def parts(table: Table) -> Iterator[dict[str, list[Any]]]:
-    """Return some rows at a time as lists by column; null is None."""
+    """Yield batches of rows as lists by column; null is None."""
     rows = len(next(iter(table.values())))
     for start in range(0, rows, PART_ROWS):
         stop = min(start + PART_ROWS, rows)
@@ -88,10 +88,10 @@ def _values(column: Column, start: int, stop: int) -> list[Any]:
     if isinstance(column, Lists):
         bounds = column.starts[start : stop + 1].tolist()
         return [column.values[begin:end].tolist() for begin, end in pairwise(bounds)]
-    some = column[start:stop]
-    values: list[Any] = some.tolist()
-    if some.dtype != np.bool_:
-        null = np.isnan(some) if some.dtype.kind == "f" else some == UNKNOWN
+    rows = column[start:stop]
+    values: list[Any] = rows.tolist()
+    if rows.dtype != np.bool_:
+        null = np.isnan(rows) if rows.dtype.kind == "f" else rows == UNKNOWN
         for row in np.flatnonzero(null).tolist():
             values[row] = None
     return values

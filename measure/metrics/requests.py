@@ -1,4 +1,4 @@
-"""Metrics of single requests, each a column: NaN where the trace does not say."""
+"""Metrics per request as columns: latencies, tokens, rates. NaN: not recorded."""
 
 from collections.abc import Callable
 from typing import Final
@@ -10,37 +10,37 @@ from measure.runs import STATUSES, UNKNOWN, Run
 from tracefile.records.arrays import FloatArray, IntArray
 
 
-def known(counts: IntArray) -> FloatArray:
-    """Return counts as floats, NaN for unknown."""
+def nan_if_unknown(counts: IntArray) -> FloatArray:
+    """Return token counts as floats, NaN for UNKNOWN."""
     return np.where(counts == UNKNOWN, np.nan, counts)
 
 
-LEAST_WHOLE: Final = 1e-9
-"""Of counts and of times in ms or s; less is what a file says that no clock told."""
+LEAST_DENOMINATOR: Final = 1e-9
+"""Smallest denominator of a rate, in counts, ms or s: smaller times are malformed."""
 
 
-def ratio(part: FloatArray, whole: FloatArray) -> FloatArray:
-    """Return part / whole, NaN where the whole is next to 0 or unknown."""
-    return part / np.where(whole > LEAST_WHOLE, whole, np.nan)
+def ratio(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
+    """Return numerator / denominator, NaN for a denominator that is close to 0 or unknown."""
+    return numerator / np.where(denominator > LEAST_DENOMINATOR, denominator, np.nan)
 
 
 def ttft_from_schedule_ms(run: Run) -> FloatArray:
-    """Arrival + TTFT − schedule: a late client cannot hide in it."""
+    """Return TTFT from the schedule, in ms: includes the lag of a late client."""
     return run.arrival_ms + run.ttft_ms - run.scheduled_ms
 
 
 def completed_e2e_ms(run: Run) -> FloatArray:
-    """Time to the end, of requests with status ok."""
+    """Return E2E latency of requests with status ok, in ms."""
     return np.where(run.ok, run.e2e_ms, np.nan)
 
 
 def e2e_per_token_ms(run: Run) -> FloatArray:
-    """E2E over output tokens: the normalised E2E."""
-    return ratio(completed_e2e_ms(run), known(run.output_tokens))
+    """Return normalised latency: E2E latency per output token, in ms."""
+    return ratio(completed_e2e_ms(run), nan_if_unknown(run.output_tokens))
 
 
 def interactivity_tps(run: Run) -> FloatArray:
-    """Tokens a second that the user of a stream sees after its first read."""
+    """Return tokens per second of a stream after its first read, 1000 / TPOT."""
     return ratio(np.full(len(run), 1000.0), run.tpot_ms)
 
 
@@ -52,22 +52,22 @@ REQUEST_METRICS: Final[dict[str, Callable[[Run], FloatArray]]] = {
     "e2e_ms": completed_e2e_ms,
     "e2e_per_token_ms": e2e_per_token_ms,
     "interactivity_tps": interactivity_tps,
-    "input_tokens": lambda run: known(run.prompt_tokens),
-    "output_tokens": lambda run: known(run.output_tokens),
-    "turns": lambda run: known(run.turn),
+    "input_tokens": lambda run: nan_if_unknown(run.prompt_tokens),
+    "output_tokens": lambda run: nan_if_unknown(run.output_tokens),
+    "turns": lambda run: nan_if_unknown(run.turn),
 }
-"""Column of each metric of ``per_request``; of ``itl_ms`` a gap is a sample, else a request is."""
+"""Column of each metric of ``per_request``: a value per request; ``itl_ms``: a value per gap."""
 PER_GAP: Final = ("itl_ms",)
 
 
 def success(run: Run) -> float:
-    """Return the share of requests with status ok, of those that the run's own end did not cancel."""
-    judged = len(run) - int(np.count_nonzero(run.cancelled))
-    return int(np.count_nonzero(run.ok)) / judged if judged else 0.0
+    """Return the share of requests with status ok, without requests cancelled at the end of the run."""
+    total = len(run) - int(np.count_nonzero(run.cancelled))
+    return int(np.count_nonzero(run.ok)) / total if total else 0.0
 
 
 def request_counts(run: Run) -> RequestCounts:
-    """Count requests by their end and by their hits."""
+    """Count requests by status, prefix hit and missing token counts."""
     counted = np.bincount(run.status, minlength=len(STATUSES)).tolist()
     reported = run.cached_tokens != UNKNOWN
     no_usage = (run.prompt_tokens == UNKNOWN) | (run.output_tokens == UNKNOWN)

@@ -1,6 +1,6 @@
-"""Metrics of a run as records, exactly as ``--json`` writes them; docs/metrics.md defines every key.
+"""Metrics of a run as ``--json`` writes them; docs/metrics.md defines every key.
 
-Times in ms, rates and shares as fractions, throughput per second. Null: the trace does not say.
+Latencies in ms, rates and shares as fractions, throughput per second. Null: not recorded in the trace.
 """
 
 from typing import Literal
@@ -15,7 +15,7 @@ Verdict = Literal["ok", "look", "bad", "unknown"]
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """A sample in eight numbers; quantiles are order statistics ⌈q·n⌉."""
+    """Statistics of a latency or token sample; quantiles are order statistics ⌈q·n⌉."""
 
     n: int
     mean: float
@@ -28,49 +28,49 @@ class Statistics(msgspec.Struct, frozen=True):
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests of the trace by their end."""
+    """Requests by status, prefix hit and missing token counts."""
 
     n: int
     completed: int
     """Ended with status ok."""
     cancelled: int
-    """Aborted at the end of the run's own time, as planned."""
+    """Aborted at the planned end of the run."""
     success: float
-    """Completed, of those that were not cancelled."""
+    """Share of completed requests, without cancelled requests."""
     statuses: dict[str, int]
     hit_reported: int
     """Requests with a reported count of cached tokens."""
     with_hit: float | None
-    """Share of these with any."""
+    """Share of ``hit_reported`` with a prefix hit."""
     without_hashes: int
     without_usage: int
-    """Of the completed: those that lack the tokens of prompt or output."""
+    """Completed requests without prompt or output token counts."""
     without_cached_tokens: int
-    """Of the completed."""
+    """Completed requests without reported cached tokens."""
     without_token_times: int
-    """Of the completed: responses that were not streamed, so that no token has a time."""
+    """Completed requests that were not streamed, so that no token has a time."""
 
 
 class SessionCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Sessions; a request without one is a session of its own."""
+    """Sessions; a request without a session is a session."""
 
     n: int
     completed: int
-    """All requests of the trace ended with status ok."""
+    """Sessions whose requests all ended with status ok."""
     per_s: float | None
-    """Completed sessions over wall time."""
+    """Completed sessions per second of wall time."""
 
 
 class SessionUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests of one session and what the prefix cache served of their prompts."""
+    """Requests of a session, and prompt tokens that the prefix cache served."""
 
     session_id: str
-    """Of a request without a session: its own id."""
+    """Request id for a request without a session."""
     requests: int
     prompt_tokens: int
-    """Of requests with known ones."""
+    """Over requests with prompt token counts."""
     cached_tokens: int
-    """Of requests that report them; their share of these requests' prompt tokens is ``hit_rate``."""
+    """Over requests that report them; ``hit_rate`` is their share of these requests' prompt tokens."""
     hit_rate: float | None
     ttft_p50_ms: float | None
 
@@ -86,7 +86,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The run in even intervals of its wall time."""
+    """Requests in flight and token throughput in equal intervals of wall time."""
 
     interval_s: float
     in_flight: list[float]
@@ -94,12 +94,12 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tps: list[float]
     completion_tps: list[float]
     cached_tps: list[float]
-    """Of requests with reported cached tokens, as ``uncached_tps``."""
+    """Over requests with reported cached tokens, as ``uncached_tps``."""
     uncached_tps: list[float]
 
 
 class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests in flight over wall time, each moment with equal weight."""
+    """Requests in flight (decode batch and queue), weighted by time."""
 
     mean: float
     p50: int
@@ -108,20 +108,20 @@ class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Completed requests that keep every limit of the SLOs on metrics of a request."""
+    """Completed requests that meet all SLOs on metrics per request, and their token throughput."""
 
     requests: int
     share: float
-    """Of all requests."""
+    """Share of all requests."""
     requests_per_s: float | None
     completion_tps: float | None
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """The run as a whole; tokens of a completed request count at its end."""
+    """Throughput and load of a run; tokens of a completed request count at its end."""
 
     wall_s: float
-    """From the first arrival to the last end."""
+    """Seconds from the first arrival to the last end."""
     gpus: int | None
     requests_per_s: float | None
     prompt_tps: Rates
@@ -131,42 +131,42 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: Concurrency | None
     timeline: Timeline | None
     goodput: Goodput | None = None
-    """Null: no SLO on a metric of a request."""
+    """Null: no SLO on a metric per request."""
 
 
 class Prefill(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFT by turn."""
+    """TTFT by turn: prefill of first prompts, and of later prompts with cached prefixes."""
 
     by_turn: dict[str, Statistics]
-    """First turns and later ones, by cohort."""
+    """By cohort: first turns, later turns."""
 
 
 class HitCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Cached tokens by one account, over the requests that it knows."""
+    """Cached prompt tokens, over requests with data."""
 
     requests: int
     tokens: int
     prompt_tokens: int
-    """Of these requests."""
+    """Prompt tokens of these requests."""
     rate: float | None
     """tokens / prompt_tokens."""
 
 
 class UpstreamMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Engine of several behind a router."""
+    """Latency and prefix hits of an engine behind a router."""
 
     requests: int
     completed: int
     hits: HitCount
-    """Reported by the engine."""
+    """Prefix hits that the engine reported."""
     ttft_ms: Statistics | None
 
 
-class HitParting(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests on which the accounts differ by a block or more."""
+class HitDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests whose reported and simulated prefix hits differ by a block or more."""
 
     accounts: str
-    """``reported < simulated``: the first has fewer."""
+    """``reported < simulated`` or ``reported > simulated``."""
     requests: int
     tokens: int
     example: str
@@ -174,17 +174,17 @@ class HitParting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hits(msgspec.Struct, frozen=True, kw_only=True):
-    """Cached tokens by two accounts, by cohort."""
+    """Cached prompt tokens, reported and simulated, by cohort."""
 
     reported: dict[str, HitCount]
-    """By the engine."""
+    """Reported by the engine."""
     simulated: dict[str, HitCount]
-    """By an unlimited cache over the trace's block hashes."""
-    partings: list[HitParting]
+    """In an unlimited prefix cache over the trace's block hashes."""
+    differences: list[HitDifference]
 
 
 class CacheSize(msgspec.Struct, frozen=True, kw_only=True):
-    """Hits by size of an LRU of the trace's blocks (``sim curve``)."""
+    """Prefix hits by size of an LRU cache of the trace's blocks (``sim curve``)."""
 
     block_size: int
     """The engine's, else the trace's."""
@@ -192,59 +192,59 @@ class CacheSize(msgspec.Struct, frozen=True, kw_only=True):
     """Hit tokens of an unlimited cache, of prompt tokens."""
     knee_share: float
     knee_blocks: int | None
-    """Smallest size with ``knee_share`` of these hits. Null: there are none."""
+    """Smallest size with ``knee_share`` of these hits. Null: no hits."""
     knee_tokens: int | None
     engine_blocks: int | None
-    """Usable blocks of the engine. Null: unknown."""
+    """Usable KV cache blocks of the engine. Null: unknown."""
     engine_tokens: int | None
     engine_rate: float | None
     """Hit tokens at the engine's size, of prompt tokens."""
     engine_share: float | None
-    """Of the hits of an unlimited cache."""
+    """Share of the hits of an unlimited cache."""
     kv_bytes_per_token: int | None
-    """As the user said. Null: no size is shown in memory."""
+    """Set by the user. Null: sizes are not shown in memory."""
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
-    """The client's own part in the times."""
+    """Client overhead in the latencies."""
 
     lag_ms: Statistics | None
-    """|arrival − schedule| of the requests that no concurrency limit queued. Null: no plan."""
+    """|arrival − schedule|, without requests queued by a concurrency limit. Null: no schedule."""
     limit_ms: float
-    """Lag above this is late."""
+    """Lag above which a request is late."""
     late: int
     held: int
     """Requests queued by the concurrency limit."""
     loop_delay_ms: Statistics | None = None
-    """Lateness of timers in the senders. Null: the trace does not say."""
+    """Lateness of timers in the sending processes. Null: not recorded."""
     crossing_delay_ms: Statistics | None = None
-    """From a response's end to its being known to the shard. Null: the trace does not say."""
+    """From the end of a response to its delivery to the sending process. Null: not recorded."""
 
 
 class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """A check of the run, its figure, and the place to look at."""
+    """Health check: verdict, figure, and where to look."""
 
     name: str
     verdict: Verdict
-    """look: some requests, or a doubt; bad: the run's numbers are not what they seem; unknown: the trace is silent."""
+    """look: some requests, or a doubt; bad: the numbers of the run are unreliable; unknown: no data."""
     figure: str
     where: str
-    """Empty: nothing to look at."""
+    """Empty: ok."""
 
 
 class SloResult(msgspec.Struct, frozen=True, kw_only=True):
-    """An SLO and what was found."""
+    """Result of an SLO on a latency, throughput or share."""
 
     slo: str
     value: float
     unit: str
     met: bool
     n: int
-    """Sample behind the value."""
+    """Sample size of the value."""
 
 
 class TraceMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """All metrics of a trace."""
+    """All metrics of a trace: latency, throughput, prefix hits."""
 
     schema: str = SCHEMA
     source: str | None
@@ -254,16 +254,16 @@ class TraceMetrics(msgspec.Struct, frozen=True, kw_only=True):
     per_request: dict[str, Statistics | None]
     sessions: SessionCounts
     per_session: dict[str, Statistics | None]
-    """Of completed sessions."""
+    """Over completed sessions."""
     by_session: list[SessionUse] = []
-    """With ``--by session``: those with the most cached tokens first."""
+    """With ``--by session``: sessions with the most cached tokens first."""
     workload: Workload
     prefill: Prefill
     hits: Hits
     cache: CacheSize | None
-    """Null: no block hashes, or a run's own end, where they are not kept."""
+    """Null: no block hashes, or the end of a run, which does not store them."""
     upstreams: dict[str, UpstreamMetrics]
-    """By name, where several served."""
+    """By name, for several upstreams."""
     client: Client
     health: list[HealthCheck]
     slos: list[SloResult] = []

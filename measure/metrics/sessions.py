@@ -1,11 +1,11 @@
-"""Metrics of sessions; a request without a session is one of its own."""
+"""Metrics per session: latency, TTFT, decode throughput, prefix hits. A request without a session is a session."""
 
 from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
 
-from measure.metrics.requests import interactivity_tps, known, ratio
+from measure.metrics.requests import interactivity_tps, nan_if_unknown, ratio
 from measure.metrics.results import SessionUse
 from measure.metrics.statistics import quantile_of
 from measure.resampling import busy_units
@@ -15,19 +15,19 @@ from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class SessionOrder:
-    """Requests session by session, by arrival within each."""
+    """Order of requests by session, then by arrival."""
 
     rows: IntArray
-    """Row of the run at each place."""
+    """Row of the run at each position."""
     starts: IntArray
-    """Place of each session's first request."""
+    """Position of each session's first request."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @property
     def lasts(self) -> IntArray:
-        """Place of each session's last request."""
+        """Position of each session's last request."""
         return np.append(self.starts[1:], len(self.rows)) - 1
 
     @property
@@ -37,16 +37,16 @@ class SessionOrder:
         return first
 
     def total(self, values: FloatArray) -> FloatArray:
-        """Return sums by session of values by place; NaN counts as 0."""
+        """Return sums by session of values by position; NaN counts as 0."""
         return np.asarray(np.add.reduceat(np.nan_to_num(values), self.starts))
 
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Metrics by session, in order of the sessions' first rows in the trace; NaN: not known."""
+    """Latency, decode throughput and prefix hit rate by session, in order of first rows; NaN: unknown."""
 
     completed: BoolArray
-    """True if every request ended with status ok."""
+    """True: all requests ended with status ok."""
     latency_ms: FloatArray
     ttft_ms: FloatArray
     ttfat_ms: FloatArray
@@ -67,7 +67,7 @@ def session_order(run: Run) -> SessionOrder:
 
 
 def busy_periods(run: Run) -> IntArray:
-    """Return the unit of each request that intervals resample: its session, and those that met it in the queue."""
+    """Return the bootstrap unit of each request: sessions that overlap in the queue are a unit."""
     order = session_order(run)
     session = np.empty(len(run), np.int64)
     session[order.rows] = np.cumsum(order.is_first) - 1
@@ -75,34 +75,34 @@ def busy_periods(run: Run) -> IntArray:
 
 
 def measure_sessions(run: Run) -> Sessions:
-    """Measure every session; requests in between may have failed."""
+    """Measure latency, decode throughput and prefix hits of each session."""
     order = session_order(run)
     rows, lasts = order.rows, order.rows[order.lasts]
     firsts = rows[order.starts]
     begins_ms = run.arrival_ms[firsts]
     ends_ms = np.maximum.reduceat(run.end_ms[rows], order.starts)
-    pace = interactivity_tps(run)[rows]
+    decode_tps = interactivity_tps(run)[rows]
     return Sessions(
         completed=np.minimum.reduceat(run.ok[rows], order.starts),
         latency_ms=ends_ms - begins_ms,
         ttft_ms=run.ttft_ms[firsts],
         ttfat_ms=run.arrival_ms[lasts] + run.ttft_ms[lasts] - begins_ms,
-        decode_tps=ratio(order.total(pace), order.total((~np.isnan(pace)).astype(np.float64))),
+        decode_tps=ratio(order.total(decode_tps), order.total((~np.isnan(decode_tps)).astype(np.float64))),
         requests=np.diff(np.append(order.starts, len(rows))).astype(np.float64),
         hit_rate=_hit_rates(run, order),
     )
 
 
 def _hit_rates(run: Run, order: SessionOrder) -> FloatArray:
-    prompt, cached = known(run.prompt_tokens)[order.rows], known(run.cached_tokens)[order.rows]
+    prompt, cached = nan_if_unknown(run.prompt_tokens)[order.rows], nan_if_unknown(run.cached_tokens)[order.rows]
     both = ~np.isnan(prompt) & ~np.isnan(cached)
     return ratio(order.total(np.where(both, cached, 0.0)), order.total(np.where(both, prompt, 0.0)))
 
 
 def session_uses(run: Run) -> list[SessionUse]:
-    """Return every session, those with the most cached tokens first."""
+    """Return prompt tokens and prefix hits by session, most cached tokens first."""
     order = session_order(run)
-    prompt, cached = known(run.prompt_tokens)[order.rows], known(run.cached_tokens)[order.rows]
+    prompt, cached = nan_if_unknown(run.prompt_tokens)[order.rows], nan_if_unknown(run.cached_tokens)[order.rows]
     rates = _hit_rates(run, order)
     prompts, served = order.total(prompt), order.total(cached)
     uses = [
@@ -119,4 +119,4 @@ def session_uses(run: Run) -> list[SessionUse]:
     return sorted(uses, key=lambda use: -use.cached_tokens)
 
 
-SESSION_METRICS: Final = tuple(one.name for one in fields(Sessions) if one.name != "completed")
+SESSION_METRICS: Final = tuple(metric.name for metric in fields(Sessions) if metric.name != "completed")

@@ -1,13 +1,13 @@
-"""SLOs on a run: thresholds in the one grammar, such as ``ttft.p99<=500ms`` or ``session.ttfat.p90<=20s``."""
+"""SLOs on latency and throughput of a run, such as ``ttft.p99<=500ms`` or ``session.ttfat.p90<=20s``."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 
-from measure.cohorts import cohort_rows, own_traits
+from measure.cohorts import cohort_rows, recorded_traits
 from measure.metrics.client import lag_ms_of
-from measure.metrics.requests import PER_GAP, REQUEST_METRICS, known, success
+from measure.metrics.requests import PER_GAP, REQUEST_METRICS, nan_if_unknown, success
 from measure.metrics.results import WINDOWS, Goodput, SloResult, Workload
 from measure.metrics.sessions import SESSION_METRICS, measure_sessions
 from measure.metrics.statistics import quantile_of
@@ -32,16 +32,16 @@ _COLUMNS: Final[dict[str, Callable[[Run], FloatArray]]] = {**REQUEST_METRICS, "l
 _OF_REQUEST: Final = {_plain(name): name for name in _COLUMNS}
 _OF_SESSION: Final = {f"session.{_plain(name)}": name for name in SESSION_METRICS}
 METRICS: Final = (*_OF_REQUEST, *_OF_SESSION, *RATES, "requests_per_s", *SHARES)
-"""Names that an SLO may limit; longer ones stand in ``per_request``, ``per_session`` and ``workload``."""
+"""Metric names in SLOs: keys of ``per_request``, ``per_session`` and ``workload`` without ``_ms``."""
 
 
 def parse_slos(texts: Sequence[str], labels: Sequence[str] = ()) -> tuple[Threshold, ...]:
-    """Read the SLOs of ``--slo``; raises InputError for one that no trace could be judged by."""
+    """Parse the SLOs of ``--slo``. Raises InputError for an SLO that no trace can be evaluated by."""
     return tuple(_parse(text, labels) for text in texts)
 
 
 def slos_of(label: str, slos: Sequence[Threshold]) -> list[Threshold]:
-    """Return the SLOs on a label: its own, and those without one."""
+    """Return the SLOs of a label, including SLOs without a label."""
     return [slo for slo in slos if slo.label in (None, label)]
 
 
@@ -54,11 +54,11 @@ def _parse(text: str, labels: Sequence[str]) -> Threshold:
 
 
 def _fault(threshold: Threshold) -> str | None:
-    """Return the reason why no trace could be judged by it; null: there is none."""
+    """Return the reason why no trace can be evaluated by the SLO; null: valid."""
     metric, key = threshold.metric, threshold.key
     if metric in RATES:
         if threshold.percentile is not None or (key is not None and key not in WINDOWS):
-            return f"{metric}: expected it alone or one of {', '.join(f'{metric}.{one}' for one in WINDOWS)}"
+            return f"{metric}: expected it alone or one of {', '.join(f'{metric}.{window}' for window in WINDOWS)}"
     elif metric in (*SHARES, "requests_per_s"):
         if threshold.percentile is not None or key is not None:
             return f"{metric}: a single number; expected {metric} alone"
@@ -74,21 +74,21 @@ def _fault(threshold: Threshold) -> str | None:
 
 
 def unit_of(metric: str) -> Unit:
-    """Return the unit of a metric's limit."""
+    """Return the unit of a limit: ms for latencies, share, or number."""
     name = _OF_REQUEST.get(metric) or _OF_SESSION.get(metric) or metric
     return "ms" if name.endswith("_ms") else "share" if metric in SHARES or "hit_rate" in name else "number"
 
 
 def check_slos(run: Run, slos: Sequence[Threshold], workload: Workload) -> list[SloResult]:
-    """Judge each SLO; raises InputError naming a metric that the trace lacks."""
-    return [_judge(run, slo, workload) for slo in slos]
+    """Evaluate latency and throughput SLOs. Raises InputError naming a metric that the trace lacks."""
+    return [_evaluate(run, slo, workload) for slo in slos]
 
 
-def _judge(run: Run, threshold: Threshold, workload: Workload) -> SloResult:
-    found = _value(run, threshold, workload)
-    if found is None:
+def _evaluate(run: Run, threshold: Threshold, workload: Workload) -> SloResult:
+    result = _value(run, threshold, workload)
+    if result is None:
         raise InputError(f"--slo {threshold.text}: {run.file} {_lack(run, threshold)}")
-    value, n = found
+    value, n = result
     return SloResult(
         slo=threshold.text,
         value=value,
@@ -112,27 +112,27 @@ _NEEDED: Final = {
         "requests_per_s",
     ): "arrival_ms and e2e_ms of completed requests; expected a trace with ends",
 }
-"""Fields that each metric is made of, and the way to a trace with them."""
+"""Record fields of each metric, and advice to record them."""
 
 
 def refuse_without_streams(slos: Sequence[Threshold]) -> None:
-    """Raise InputError for an SLO on a time that only streamed responses have, where none is to be streamed."""
-    streamed = {name for names, told in _NEEDED.items() if "streamed" in told for name in names}
+    """Raise InputError for an SLO on a token latency, which needs streamed responses."""
+    streamed = {name for names, advice in _NEEDED.items() if "streamed" in advice for name in names}
     for slo in slos:
         if slo.metric in streamed:
             raise InputError(f"--slo {slo.text}: needs streams; expected no --no-stream, or a limit on e2e")
 
 
 def _lack(run: Run, threshold: Threshold) -> str:
-    """Return what an SLO needs and the trace lacks, and what to do."""
+    """Return the missing fields of an SLO as text, with advice."""
     metric, cohort = threshold.metric, threshold.cohort
     if cohort is not None:
-        there = cohort_rows(own_traits(run))
-        if cohort not in there:
-            return f"has no request in {cohort}; expected one of {', '.join(there)}"
+        cohorts = cohort_rows(recorded_traits(run))
+        if cohort not in cohorts:
+            return f"has no request in {cohort}; expected one of {', '.join(cohorts)}"
     if threshold.key == "steady_per_gpu":
         return f"has no {metric} a GPU; expected --gpus N"
-    needed = next((told for names, told in _NEEDED.items() if metric in names), None)
+    needed = next((advice for names, advice in _NEEDED.items() if metric in names), None)
     within = "" if cohort is None else f" in {cohort}"
     return f"has no {metric}{within}" + ("; expected a trace with it" if needed is None else f": it needs {needed}")
 
@@ -151,45 +151,45 @@ def _value(run: Run, threshold: Threshold, workload: Workload) -> tuple[float, i
 
 
 def _number_of(threshold: Threshold, workload: Workload, succeeded: float) -> float | None:
-    """Return a number that is one of the whole run's, of ``NUMBERS``; null: the trace does not say."""
+    """Return a metric of the complete run, in ``NUMBERS``: throughput or a share; null: not recorded."""
     metric = threshold.metric
     if metric in RATES:
-        found: float | None = getattr(getattr(workload, metric), threshold.key or "overall")
-        return found
+        throughput: float | None = getattr(getattr(workload, metric), threshold.key or "overall")
+        return throughput
     if metric == "goodput":
         return workload.goodput.share if workload.goodput else None
     return succeeded if metric == "success" else workload.requests_per_s
 
 
 def _sample_of(run: Run, threshold: Threshold) -> FloatArray:
-    """Return the values that a threshold limits, NaN where they are not known."""
+    """Return the sample of a threshold: latencies or token counts; NaN: unknown."""
     metric = threshold.metric
     if metric in _OF_SESSION:
         sessions = measure_sessions(run)
         values: FloatArray = getattr(sessions, _OF_SESSION[metric])[sessions.completed]
         return values
     if threshold.cohort is not None:
-        run = run.select(cohort_rows(own_traits(run)).get(threshold.cohort, _NO_ROWS))
+        run = run.select(cohort_rows(recorded_traits(run)).get(threshold.cohort, _NO_ROWS))
     return _COLUMNS[_OF_REQUEST[metric]](run)
 
 
 def goodput(run: Run, slos: Sequence[Threshold]) -> Goodput | None:
-    """Count completed requests that keep the limit of every SLO on a metric with a value a request."""
+    """Count completed requests that meet all SLOs on metrics per request; return their token throughput."""
     limits = [slo for slo in slos if slo.metric in _OF_REQUEST and _OF_REQUEST[slo.metric] not in PER_GAP]
     if not limits:
         return None
     good = run.ok.copy()
     for threshold in limits:
         values = _COLUMNS[_OF_REQUEST[threshold.metric]](run)
-        kept = threshold.holds_each(values)
+        is_met = threshold.meets(values)
         if threshold.cohort is not None:
-            judged = np.zeros(len(run), np.bool_)
-            judged[cohort_rows(own_traits(run)).get(threshold.cohort, _NO_ROWS)] = True
-            kept |= ~judged
-        good &= kept
+            in_cohort = np.zeros(len(run), np.bool_)
+            in_cohort[cohort_rows(recorded_traits(run)).get(threshold.cohort, _NO_ROWS)] = True
+            is_met |= ~in_cohort
+        good &= is_met
     wall_s = wall(run)[1]
     n = int(np.count_nonzero(good))
-    tokens = float(np.nansum(known(run.output_tokens)[good]))
+    tokens = float(np.nansum(nan_if_unknown(run.output_tokens)[good]))
     return Goodput(
         requests=n,
         share=n / len(run),

@@ -1,4 +1,4 @@
-"""Metrics of a run in words: the verdict, and tables for a terminal (at most 100 columns) and for a page."""
+"""Metrics of a run as text: verdict, latency and throughput tables for a terminal (at most 100 columns) and a page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -24,11 +24,11 @@ from measure.number_format import (
     cache_size,
     compact,
     count,
+    coverage_text,
     duration,
     duration_ms,
     factor,
     rate,
-    rests_on,
     share,
 )
 from measure.table import TextTable, table_lines
@@ -42,7 +42,7 @@ TITLES: Final = {
     "e2e_per_token_ms": "E2E / token ms",
     "ttfat_ms": "TTFAT ms",
 }
-"""Titles of metrics that are not the words of their names."""
+"""Titles of metrics that differ from their names."""
 RATE_TITLES: Final = {
     "prompt_tps": "total prompt tok/s",
     "cached_tps": "cached prompt tok/s",
@@ -52,19 +52,19 @@ RATE_TITLES: Final = {
 
 
 def metric_lines(metrics: TraceMetrics) -> list[str]:
-    """Return every table, a blank line before each; a metric that the trace lacks has no row."""
+    """Return all latency and throughput tables as lines, with blank lines between; missing metrics have no row."""
     further = workload_sentences(metrics.workload, metrics.sessions.per_s) if metrics.workload.wall_s else ()
     blocks = chain(
         [session_table(metrics.by_session).lines],
         [table.lines for table in metric_tables(metrics)],
-        [[*further, *parting_lines(metrics.hits), *cache_sentences(metrics.cache)]],
+        [[*further, *difference_lines(metrics.hits), *cache_sentences(metrics.cache)]],
         [health_lines(metrics.health), slo_lines(metrics.slos)],
     )
     return [line for block in blocks if block for line in ("", *block)]
 
 
 def metric_tables(metrics: TraceMetrics) -> list[TextTable]:
-    """Return the tables that have rows."""
+    """Return the non-empty tables: latency, throughput, prefill, prefix hits."""
     tables = [
         _statistics("per request", metrics.per_request),
         _statistics("per session", metrics.per_session),
@@ -77,10 +77,10 @@ def metric_tables(metrics: TraceMetrics) -> list[TextTable]:
 
 
 def headline(metrics: TraceMetrics) -> str:
-    """Return the counts of requests and sessions as a sentence."""
+    """Return the counts of requests, sessions and prefix hits as a sentence."""
     requests, sessions = metrics.requests, metrics.sessions
-    part = rests_on(requests.hit_reported, requests.n, "")
-    of = f"{requests.hit_reported:,} of {requests.n:,} requests" if part else "requests"
+    is_partial = coverage_text(requests.hit_reported, requests.n, "")
+    of = f"{requests.hit_reported:,} of {requests.n:,} requests" if is_partial else "requests"
     with_hit = "" if requests.with_hit is None else f"; {share(requests.with_hit)} of {of} had a hit"
     return (
         f"{requests.completed:,} of {requests.n:,} requests completed ({share(requests.success)}), "
@@ -89,48 +89,48 @@ def headline(metrics: TraceMetrics) -> str:
 
 
 def verdict(metrics: TraceMetrics) -> str:
-    """Return the worth of the prefix cache as a sentence: tokens that it served, and waits of first and later turns."""
+    """Return the verdict on the prefix cache as a sentence: share of cached tokens, TTFT of first and later turns."""
     return "; ".join(filter(None, [_served(metrics.hits, metrics.requests.n), _waited(metrics)])) + "."
 
 
 def _served(hits: Hits, requests: int) -> str:
-    """Return the share of prompt tokens by the best account there is."""
+    """Return the cached share of prompt tokens as text: reported, else simulated."""
     reported, simulated = hits.reported.get(ALL), hits.simulated.get(ALL)
     if reported is not None and reported.rate is not None:
         sentence = f"The prefix cache served {_of_tokens(reported, requests, 'reported cached tokens')}"
         more = simulated is not None and simulated.rate is not None and simulated.rate > 1.01 * reported.rate
-        return f"{sentence} (an unlimited one: {share(simulated.rate)})" if simulated is not None and more else sentence
+        return f"{sentence} (unlimited cache: {share(simulated.rate)})" if simulated is not None and more else sentence
     if simulated is not None and simulated.rate is not None:
         return (
             f"The engine reports no cached tokens; an unlimited prefix cache would serve "
             f"{_of_tokens(simulated, requests, 'block hashes')}"
         )
-    return "The trace tells nothing about the prefix cache"
+    return "The trace has no data on the prefix cache"
 
 
 def _of_tokens(hits: HitCount, requests: int, needed: str) -> str:
-    part = rests_on(hits.requests, requests, needed)
-    return f"{share(hits.rate)} of {compact(hits.prompt_tokens)} prompt tokens{f' ({part})' if part else ''}"
+    coverage = coverage_text(hits.requests, requests, needed)
+    return f"{share(hits.rate)} of {compact(hits.prompt_tokens)} prompt tokens{f' ({coverage})' if coverage else ''}"
 
 
 def _waited(metrics: TraceMetrics) -> str:
-    """Return median TTFTs; empty: the trace has none."""
-    turns, every = metrics.prefill.by_turn, metrics.per_request["ttft_ms"]
-    part = rests_on(every.n if every else 0, metrics.requests.n, "time of a first token")
-    part = f" ({part})" if part else ""
+    """Return median TTFTs as text; empty: not recorded."""
+    turns, ttft = metrics.prefill.by_turn, metrics.per_request["ttft_ms"]
+    coverage = coverage_text(ttft.n if ttft else 0, metrics.requests.n, "time of a first token")
+    coverage = f" ({coverage})" if coverage else ""
     if len(turns) > 1:
         first, later = (duration(turns[name].p50) for name in (FIRST_TURN, LATER_TURNS))
-        return f"turns 2+ waited {later} at the median for their first token, first turns {first}{part}"
-    return "" if every is None else f"requests waited {duration(every.p50)} at the median for their first token{part}"
+        return f"median TTFT: {later} in turns 2+, {first} in first turns{coverage}"
+    return "" if ttft is None else f"median TTFT: {duration(ttft.p50)}{coverage}"
 
 
 def title_of(name: str) -> str:
-    """Return a metric's title in tables, with its unit."""
+    """Return a metric's table title, with its unit."""
     return TITLES.get(name) or name.replace("_tps", "_tok/s").replace("_", " ")
 
 
 def value_text(name: str, value: float) -> str:
-    """Return a metric's value as tables show it, without its unit."""
+    """Format a metric's value for a table, without its unit: latencies, shares, throughput."""
     if "hit_rate" in name:
         return share(value)
     if name.endswith("_ms"):
@@ -140,7 +140,7 @@ def value_text(name: str, value: float) -> str:
 
 def _statistics(title: str, metrics: Mapping[str, Statistics | None]) -> TextTable:
     rows = [
-        [title_of(name), *(value_text(name, getattr(statistics, each)) for each in STATISTICS), f"{statistics.n:,}"]
+        [title_of(name), *(value_text(name, getattr(statistics, level)) for level in STATISTICS), f"{statistics.n:,}"]
         for name, statistics in metrics.items()
         if statistics is not None
     ]
@@ -151,7 +151,7 @@ MOST_SESSIONS: Final = 20
 
 
 def session_table(uses: Sequence[SessionUse]) -> TextTable:
-    """Return the sessions that the cache serves the most; no rows: none were asked for."""
+    """Return the sessions with the most cached tokens; no rows: not requested."""
     rows = [
         [
             *(session.session_id, f"{session.requests:,}", count(session.prompt_tokens), count(session.cached_tokens)),
@@ -159,15 +159,15 @@ def session_table(uses: Sequence[SessionUse]) -> TextTable:
         ]
         for session in uses[:MOST_SESSIONS]
     ]
-    rest = uses[MOST_SESSIONS:]
-    if rest:
-        sums = [sum(getattr(use, name) for use in rest) for name in ("requests", "prompt_tokens", "cached_tokens")]
-        rows.append([f"{len(rest):,} more", *map(count, sums), NOTHING, NOTHING])
+    remaining = uses[MOST_SESSIONS:]
+    if remaining:
+        sums = [sum(getattr(use, name) for use in remaining) for name in ("requests", "prompt_tokens", "cached_tokens")]
+        rows.append([f"{len(remaining):,} more", *map(count, sums), NOTHING, NOTHING])
     return TextTable(["session", "requests", "prompt tokens", "cached", "hit rate", "TTFT p50 ms"], rows)
 
 
 def throughput_table(workload: Workload) -> TextTable:
-    """Return tokens a second by window; no rows: the trace has no lengths."""
+    """Return token throughput by window; no rows: token counts not recorded."""
     windows = ["overall", "last_30s", "steady"] + (["steady_per_gpu"] if workload.gpus else [])
     titles = {"last_30s": "last 30 s", "steady_per_gpu": "steady/GPU"}
     rows = [
@@ -179,15 +179,15 @@ def throughput_table(workload: Workload) -> TextTable:
 
 
 def workload_sentences(workload: Workload, sessions_per_s: float | None) -> Iterator[str]:
-    """Return wall time, requests in flight and goodput, a line each."""
+    """Yield lines with wall time, requests in flight and goodput."""
     yield f"wall time {workload.wall_s:,.1f} s, {_rate_text(sessions_per_s)} sessions/s"
     flight = workload.concurrency
     if flight is not None:
         yield f"concurrency: mean {rate(flight.mean)}, p50 {flight.p50:,}, p90 {flight.p90:,}, max {flight.max:,}"
     good = workload.goodput
     if good is not None:
-        kept = f"{good.requests:,} requests ({share(good.share)})"
-        yield f"goodput: {kept}, {_rate_text(good.requests_per_s)} a second, {_rate_text(good.completion_tps)} tok/s"
+        met = f"{good.requests:,} requests ({share(good.share)})"
+        yield f"goodput: {met}, {_rate_text(good.requests_per_s)} a second, {_rate_text(good.completion_tps)} tok/s"
 
 
 def _rate_text(value: float | None) -> str:
@@ -195,7 +195,7 @@ def _rate_text(value: float | None) -> str:
 
 
 def prefill_table(prefill: Prefill) -> TextTable:
-    """Return TTFT by turn; no rows: the trace has none."""
+    """Return TTFT by turn, in ms; no rows: not recorded."""
     levels = ("mean", "p50", "p90", "p99")
     rows = [
         [cohort_title(name), f"{statistics.n:,}", *(duration_ms(getattr(statistics, level)) for level in levels)]
@@ -205,13 +205,16 @@ def prefill_table(prefill: Prefill) -> TextTable:
 
 
 def upstream_table(upstreams: Mapping[str, UpstreamMetrics]) -> TextTable:
-    """Return requests, hits and TTFT by upstream; no rows: one served all."""
+    """Return requests, prefix hits and TTFT by upstream; no rows: a single upstream."""
     levels = ("p50", "p90", "p99")
     rows = [
         [
             *(name, f"{upstream.requests:,}", f"{upstream.completed:,}"),
             NOTHING if upstream.hits.rate is None else share(upstream.hits.rate),
-            *(NOTHING if upstream.ttft_ms is None else duration_ms(getattr(upstream.ttft_ms, each)) for each in levels),
+            *(
+                NOTHING if upstream.ttft_ms is None else duration_ms(getattr(upstream.ttft_ms, level))
+                for level in levels
+            ),
         ]
         for name, upstream in upstreams.items()
     ]
@@ -219,27 +222,27 @@ def upstream_table(upstreams: Mapping[str, UpstreamMetrics]) -> TextTable:
 
 
 def hit_table(hits: Hits) -> TextTable:
-    """Return shares of prompt tokens by account and cohort; no rows: no account knows a request."""
+    """Return cached shares of prompt tokens, reported and simulated, by cohort; no rows: neither is known."""
     accounts = {"reported by the engine": hits.reported, "simulated, unlimited": hits.simulated}
     cohorts = list(hits.reported)
-    reported = any(found[cohort].requests for found in accounts.values() for cohort in cohorts)
+    reported = any(counts[cohort].requests for counts in accounts.values() for cohort in cohorts)
     rows = [
-        [title, *(share(found[cohort].rate) if found[cohort].requests else NOTHING for cohort in cohorts)]
-        for title, found in accounts.items()
+        [title, *(share(counts[cohort].rate) if counts[cohort].requests else NOTHING for cohort in cohorts)]
+        for title, counts in accounts.items()
     ]
     return TextTable(["cached of prompt tokens", *map(cohort_title, cohorts)], rows if reported else [])
 
 
-def parting_lines(hits: Hits) -> list[str]:
-    """Return the requests on which the accounts of hits part, a line for each way."""
+def difference_lines(hits: Hits) -> list[str]:
+    """Return the requests whose reported and simulated prefix hits differ, a line per direction."""
     return [
-        f"{parting.accounts}: {parting.requests:,} requests, {count(parting.tokens)} tokens; most in {parting.example}"
-        for parting in hits.partings
+        f"{diff.accounts}: {diff.requests:,} requests, {count(diff.tokens)} tokens; most in {diff.example}"
+        for diff in hits.differences
     ]
 
 
 def cache_sentences(size: CacheSize | None) -> Iterator[str]:
-    """Return the size of cache that is enough and the engine's own, as a line."""
+    """Yield a line with the sufficient KV cache size and the engine's size."""
     if size is None or size.knee_blocks is None:
         return
     of_engine = ""
@@ -255,19 +258,19 @@ def _blocks_text(size: CacheSize, blocks: int, tokens: int) -> str:
 
 
 def health_lines(checks: Sequence[HealthCheck]) -> list[str]:
-    """Return the checks that are not ok, and how many are."""
+    """Return the failed health checks as lines, and the number of passed checks."""
     marked = [check for check in checks if check.verdict in ("bad", "look")]
     fine, silent = (sum(check.verdict == verdict for check in checks) for verdict in ("ok", "unknown"))
     rows = [
         [check.verdict, check.name, f"{check.figure}; see {check.where}" if check.where else check.figure]
         for check in sorted(marked, key=lambda check: check.verdict)
     ]
-    lines = [f"health: {fine} checks ok, {len(marked)} to look at, {silent} not told by the trace"]
+    lines = [f"health: {fine} checks ok, {len(marked)} to look at, {silent} without data in the trace"]
     return lines + [f"  {row}" for row in table_lines((), rows, "<<<")] if rows else lines
 
 
 def slo_lines(results: Sequence[SloResult]) -> list[str]:
-    """Return a line for each SLO."""
+    """Return a line per SLO: verdict, limit, value."""
     return [f"SLO {'met' if slo.met else 'MISSED'}: {slo.slo} ({_slo_value(slo)} of {slo.n:,})" for slo in results]
 
 

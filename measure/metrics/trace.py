@@ -1,4 +1,4 @@
-"""All metrics of one trace."""
+"""All metrics of a trace: latency, throughput, prefix hits, cache size, health checks, SLOs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,21 +19,21 @@ from measure.runs import Run, load_run
 from measure.thresholds import Threshold
 
 if TYPE_CHECKING:
-    from measure.metrics.prefixcache import CacheStudy
+    from measure.metrics.prefixcache import CacheAnalysis
 
 
 def read_run(path: Path) -> Run:
-    """Read a trace with what its metrics need; raises InputError if it has no records."""
+    """Read a trace with block hashes for its metrics. Raises InputError if it has no records."""
     return load_run(path.name, path, named=False, reuse=True, chains=True)
 
 
-def study_chains(run: Run, kv_bytes_per_token: int | None = None) -> "CacheStudy | None":
-    """Return hits at every size; null: the run was read without block hashes, or has none."""
+def analyse_chains(run: Run, kv_bytes_per_token: int | None = None) -> "CacheAnalysis | None":
+    """Return prefix hits at every cache size; null: the run has no block hashes."""
     if run.chains is None:
         return None
-    from measure.metrics.prefixcache import study_cache  # noqa: PLC0415 - for traces with hashes alone
+    from measure.metrics.prefixcache import analyse_cache  # noqa: PLC0415 - for traces with hashes alone
 
-    return study_cache(run, run.chains, kv_bytes_per_token)
+    return analyse_cache(run, run.chains, kv_bytes_per_token)
 
 
 def measure_run(
@@ -41,13 +41,13 @@ def measure_run(
     *,
     gpus: int | None = None,
     slos: Sequence[Threshold] = (),
-    study: "CacheStudy | None" = None,
+    analysis: "CacheAnalysis | None" = None,
 ) -> TraceMetrics:
-    """Measure a run; raises InputError if it lacks the metric of an SLO. ``gpus``: null for the header's number.
+    """Measure latency, throughput and prefix hits of a run. Raises InputError if it lacks the metric of an SLO.
 
-    ``study``: of its chains, if it is known already.
+    ``gpus``: null: from the header. ``analysis``: prefix cache analysis of the run, if already computed.
     """
-    study = study or study_chains(run)
+    analysis = analysis or analyse_chains(run)
     engine = run.meta.engine
     workload = measure_workload(run, gpus or (engine.gpus if engine else None))
     workload = msgspec.structs.replace(workload, goodput=goodput(run, slos))
@@ -68,7 +68,7 @@ def measure_run(
         workload=workload,
         prefill=measure_prefill(run),
         hits=hits,
-        cache=None if study is None else study.size,
+        cache=None if analysis is None else analysis.size,
         upstreams=measure_upstreams(run),
         client=client,
         health=check_health(run, client, hits),

@@ -1,11 +1,11 @@
-"""Metrics of the whole run: throughput in windows, and requests in flight."""
+"""Metrics of a run: throughput by window, and requests in flight."""
 
 from typing import Final
 
 import numpy as np
 
-from measure.cohorts import own_traits
-from measure.metrics.requests import known
+from measure.cohorts import recorded_traits
+from measure.metrics.requests import nan_if_unknown
 from measure.metrics.results import Concurrency, Rates, Timeline, Workload
 from measure.quantiles import ROUNDING
 from measure.runs import UNKNOWN, Run
@@ -13,15 +13,15 @@ from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 
 WINDOW_S: Final = 30.0
 WARM_UP_SHARE: Final = 0.2
-"""Share of wall time that the steady state leaves out."""
+"""Share of wall time before the steady state."""
 INTERVALS: Final = 120
 
 
 def measure_workload(run: Run, gpus: int | None) -> Workload:
-    """Measure throughput and requests in flight; ``goodput`` stays null."""
+    """Measure token throughput and requests in flight; ``goodput`` stays null."""
     begin_ms, wall_s = wall(run)
     ok = run.ok
-    cached, prompt = known(run.cached_tokens), known(run.prompt_tokens)
+    cached, prompt = nan_if_unknown(run.cached_tokens), nan_if_unknown(run.prompt_tokens)
     return Workload(
         wall_s=wall_s,
         gpus=gpus,
@@ -29,7 +29,7 @@ def measure_workload(run: Run, gpus: int | None) -> Workload:
         prompt_tps=rates(run, prompt, gpus),
         cached_tps=rates(run, cached, gpus),
         uncached_tps=rates(run, np.maximum(prompt - cached, 0.0), gpus),
-        completion_tps=rates(run, known(run.output_tokens), gpus),
+        completion_tps=rates(run, nan_if_unknown(run.output_tokens), gpus),
         concurrency=_concurrency(run, begin_ms, wall_s),
         timeline=_timeline(run, begin_ms, wall_s),
     )
@@ -44,12 +44,12 @@ def wall(run: Run) -> tuple[float, float]:
 
 
 def rates(run: Run, tokens: FloatArray, gpus: int | None) -> Rates:
-    """Return slopes of the cumulative curve of completed requests' tokens, each request's at its end."""
+    """Return token throughput of completed requests by window; tokens count at the end of a request."""
     begin_ms, wall_s = wall(run)
-    known = run.ok & ~np.isnan(tokens) & ~np.isnan(run.end_ms)
-    if not wall_s or not known.any():
+    counted = run.ok & ~np.isnan(tokens) & ~np.isnan(run.end_ms)
+    if not wall_s or not counted.any():
         return Rates()
-    ends_s, counts = (run.end_ms[known] - begin_ms) / 1000.0, tokens[known]
+    ends_s, counts = (run.end_ms[counted] - begin_ms) / 1000.0, tokens[counted]
     overall = float(counts.sum()) / wall_s
     last = overall if wall_s <= WINDOW_S else float(counts[ends_s > wall_s - WINDOW_S + ROUNDING].sum()) / WINDOW_S
     warm_s = WARM_UP_SHARE * wall_s
@@ -111,5 +111,5 @@ def _timeline(run: Run, begin_ms: float, wall_s: float) -> Timeline | None:
         prompt_tps=per_s(run.prompt_tokens),
         completion_tps=per_s(run.output_tokens),
         cached_tps=per_s(np.where(run.prompt_tokens == UNKNOWN, UNKNOWN, run.cached_tokens)),
-        uncached_tps=per_s(own_traits(run).uncached_tokens),
+        uncached_tps=per_s(recorded_traits(run).uncached_tokens),
     )

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.latency_samples import distance
-from measure.metrics.requests import LEAST_WHOLE
+from measure.metrics.requests import LEAST_DENOMINATOR
 from measure.number_format import listed, share
 from measure.quantiles import ROUNDING
 from measure.resampling import FEWEST_UNITS, FEWEST_UNITS_ABOVE, effective_units, interval, resample, t_quantile
@@ -171,7 +171,7 @@ def joined_rows(join: Join, truth_cohort: IntArray, truth: Run) -> tuple[IntArra
 
 def _quantile_error(truth: Cell, other: Cell, at: int) -> QuantileError | None:
     t, o = truth.values_ms[at], other.values_ms[at]
-    if np.isnan(t) or np.isnan(o) or t <= LEAST_WHOLE:
+    if np.isnan(t) or np.isnan(o) or t <= LEAST_DENOMINATOR:
         return None
     inside = _inside_band(t, truth, other, at) if other.members else None
     if not (np.isfinite(t) and np.isfinite(o)):
@@ -181,7 +181,7 @@ def _quantile_error(truth: Cell, other: Cell, at: int) -> QuantileError | None:
     known = all(cell.members or np.isfinite(cell.high_ms[at]) for cell in (truth, other))
     if known and truth.drawn_ms is not None and other.drawn_ms is not None:
         drawn_t, drawn_o = truth.drawn_ms[:, at], other.drawn_ms[:, at]
-        kept = np.isfinite(drawn_t) & ~np.isnan(drawn_o) & (drawn_t > LEAST_WHOLE)
+        kept = np.isfinite(drawn_t) & ~np.isnan(drawn_o) & (drawn_t > LEAST_DENOMINATOR)
         low, high = interval(((drawn_o[kept] - drawn_t[kept]) / drawn_t[kept])[:, None])
     signed = float((o - t) / t)
     return QuantileError(
@@ -198,7 +198,7 @@ def _reached(t: float, o: float, truth: Cell, other: Cell) -> Literal["one", "ne
     """Say which sides reach a quantile that is infinite on one side or both; a censored curve is a lower bound."""
     if np.isinf(t) and np.isinf(o):
         return "neither"
-    bound_ms = (truth if np.isinf(t) else other).waits.known_until_ms
+    bound_ms = (truth if np.isinf(t) else other).waits.observed_until_ms
     return "one" if min(t, o) < bound_ms else "undecided"
 
 
@@ -207,7 +207,7 @@ def _inside_band(t: float, truth: Cell, other: Cell, at: int) -> bool | None:
     low, high = other.low_ms[at], other.high_ms[at]
     if np.isfinite(t) or np.isinf(low):
         return bool(low <= t <= high)
-    least_ms = truth.waits.known_until_ms
+    least_ms = truth.waits.observed_until_ms
     if high < least_ms:
         return False
     return True if np.isinf(high) and low <= least_ms else None
@@ -215,7 +215,7 @@ def _inside_band(t: float, truth: Cell, other: Cell, at: int) -> bool | None:
 
 def _with_requests(cell: DurationError, truth_ms: FloatArray, other_ms: FloatArray) -> DurationError:
     """Add errors per joined request; under MIN_CELL of them, only their number."""
-    both = ~np.isnan(truth_ms) & ~np.isnan(other_ms) & (truth_ms > LEAST_WHOLE)
+    both = ~np.isnan(truth_ms) & ~np.isnan(other_ms) & (truth_ms > LEAST_DENOMINATOR)
     t, o = truth_ms[both], other_ms[both]
     values: dict[str, float] = {}
     if len(t) >= MIN_CELL:

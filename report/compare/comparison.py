@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from measure.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, own_traits
-from measure.latency_samples import completion_waits, first_token_waits, token_gaps, token_paces
+from measure.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, recorded_traits
+from measure.latency_samples import e2e_sample, itl_sample, tpot_sample, ttft_sample
 from measure.resampling import CONFIDENCE, busy_units, draw_weights
 from measure.runs import STATUSES, Run, load_run
 from measure.survival import LatencySample
@@ -25,7 +25,7 @@ from report.compare.cells import (
 )
 from report.compare.ensembles import (
     counted_cohorts,
-    coverage,
+    coverage_text,
     measure_ensemble,
     middle_run,
     with_members,
@@ -46,10 +46,10 @@ Members = Mapping[str, Sequence[Run]]
 
 _NO_ROWS: Final[IntArray] = np.empty(0, dtype=np.int64)
 _SAMPLES: Final[dict[Metric, Callable[[Run, IntArray], LatencySample]]] = {
-    "ttft": first_token_waits,
-    "tpot": token_paces,
-    "itl": token_gaps,
-    "e2e": completion_waits,
+    "ttft": ttft_sample,
+    "tpot": tpot_sample,
+    "itl": itl_sample,
+    "e2e": e2e_sample,
 }
 
 
@@ -181,7 +181,7 @@ def _cut(
     alone = [label for label in runs if label not in truths]
     for label in [*alone, *truths]:
         run = runs[label]
-        traits[label] = own_traits(run)
+        traits[label] = recorded_traits(run)
         names = [
             f"s{session}" if session is not None else f"r{request_id}"
             for session, request_id in zip(run.sessions, run.request_ids, strict=True)
@@ -285,7 +285,7 @@ def _evaluate_pair(
         joined=len(join),
         unmatched_truth=join.unmatched_truth,
         unmatched_other=join.unmatched_other,
-        coverage=with_members(coverage(judged), counted, fitted) if label in material.members else None,
+        coverage=with_members(coverage_text(judged), counted, fitted) if label in material.members else None,
         cohorts=judged,
     )
 

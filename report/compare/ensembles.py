@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cohorts import ALL
-from measure.quantiles import quantile, quantile_place
+from measure.quantiles import quantile, quantile_index
 from measure.resampling import FEWEST_UNITS, effective_units, interval, resample
 from measure.runs import Run
-from measure.survival import LatencySample, incidence, pooled_waits, quantiles, survival_at
+from measure.survival import LatencySample, incidence, pooled_sample, quantiles, survival_at
 from report.compare.cells import (
     JUDGED_LEVELS,
     LEVEL_SHARES,
@@ -49,7 +49,7 @@ def counted_cohorts(cohorts: Mapping[str, PairCohort]) -> dict[str, PairCohort]:
     }
 
 
-def coverage(cohorts: Mapping[str, PairCohort]) -> Coverage:
+def coverage_text(cohorts: Mapping[str, PairCohort]) -> Coverage:
     """Count the truth's TTFT quantiles that lie inside the bands, over every counted cohort."""
     inside_bands = [
         error.inside_band
@@ -93,7 +93,7 @@ def with_members(result: Coverage, cells: Sequence[tuple[PairCohort, Cell, Cell]
             if np.isfinite(middle_ms) and not np.isnan(members_ms).any():
                 errors.append(np.abs(middle_ms / members_ms - 1.0))
         if errors:
-            noise[level] = quantile(np.sort(np.sort(errors, axis=0)[quantile_place(0.5, len(errors))]), GATE_LEVEL)
+            noise[level] = quantile(np.sort(np.sort(errors, axis=0)[quantile_index(0.5, len(errors))]), GATE_LEVEL)
     if not columns:
         return result
     return msgspec.structs.replace(result, noise=noise, p_value=_exchangeable_p(np.stack(columns, axis=1)))
@@ -136,7 +136,7 @@ def measure_ensemble(
     members: Sequence[LatencySample], session_of_row: IntArray, weights: npt.NDArray[np.uint16] | None
 ) -> Cell:
     """Middle and band over the members' samples of one metric in one cohort; draws resample each member's sessions."""
-    pooled = pooled_waits(members)
+    pooled = pooled_sample(members)
     if not len(pooled):
         return empty_cell(pooled, len(members))
     present = [member for member in members if len(member)]

@@ -24,17 +24,17 @@ SHARES: Final = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
 
 def size_panel(measured: Measured) -> Panel:
     """Return hits by size, with the engine's size and its reported rate where they are known."""
-    study = measured.study
-    if study is None:
+    analysis = measured.analysis
+    if analysis is None:
         return Panel(title=_TITLE, missing=_NO_HASHES)
-    if not study.curve.max_hit_blocks:
+    if not analysis.curve.max_hit_blocks:
         return Panel(title=_TITLE, missing="No block of a prompt came before: a cache of any size serves nothing.")
     return Panel(
         title=_TITLE,
         id="cache-size",
-        figure=size_figure(study.curve, study.size, measured.metrics.hits.reported.get("all")),
-        caption=_caption(study.size),
-        tables=[_numbers(study.curve, study.size)],
+        figure=size_figure(analysis.curve, analysis.size, measured.metrics.hits.reported.get("all")),
+        caption=_caption(analysis.size),
+        tables=[_numbers(analysis.curve, analysis.size)],
     )
 
 

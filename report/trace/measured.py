@@ -7,7 +7,7 @@ from measure.metrics.results import TraceMetrics
 from measure.runs import Run
 
 if TYPE_CHECKING:
-    from measure.metrics.prefixcache import CacheStudy
+    from measure.metrics.prefixcache import CacheAnalysis
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,5 +16,5 @@ class Measured:
 
     run: Run
     metrics: TraceMetrics
-    study: "CacheStudy | None" = None
+    analysis: "CacheAnalysis | None" = None
     """Null: the trace has no block hashes."""

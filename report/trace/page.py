@@ -84,11 +84,11 @@ def _cached_cards(metrics: TraceMetrics) -> Iterator[Card]:
     if reported is not None and reported.rate is not None:
         more = simulated is not None and (simulated.rate or 0.0) >= reported.rate
         most = f"unlimited cache: {number_format.share(simulated.rate)}" if simulated is not None and more else ""
-        part = number_format.rests_on(reported.requests, n, "reported cached tokens")
+        part = number_format.coverage_text(reported.requests, n, "reported cached tokens")
         detail = part or most or "as the engine reports"
         yield Card("Prompt tokens served by the cache", number_format.share(reported.rate), detail)
     elif simulated is not None and simulated.rate is not None:
-        part = number_format.rests_on(simulated.requests, n, "block hashes") or "unlimited, simulated"
+        part = number_format.coverage_text(simulated.requests, n, "block hashes") or "unlimited, simulated"
         yield Card("Prompt tokens that a cache could serve", number_format.share(simulated.rate), part)
 
 

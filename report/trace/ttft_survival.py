@@ -5,8 +5,8 @@ from typing import Final
 
 import numpy as np
 
-from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, MAIN, cohort_rows, cohort_title, own_traits
-from measure.latency_samples import first_token_waits
+from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, MAIN, cohort_rows, cohort_title, recorded_traits
+from measure.latency_samples import ttft_sample
 from measure.metrics.sessions import busy_periods
 from measure.resampling import CONFIDENCE, draw_weights
 from measure.runs import Run
@@ -28,16 +28,16 @@ _SLOTS: Final = {ALL: 0, FIRST_TURN: 2, LATER_TURNS: 1}
 def wait_panel(measured: Measured) -> Panel:
     """Return survival of the TTFT by turn."""
     run, title = measured.run, "TTFT by turn"
-    if not len(first_token_waits(run, np.arange(len(run)))):
+    if not len(ttft_sample(run, np.arange(len(run)))):
         return Panel(title=title, missing="The trace has no time of a first token.")
-    cohorts = cohort_rows(own_traits(run))
+    cohorts = cohort_rows(recorded_traits(run))
     by_turn = {name: cohorts[name] for name in MAIN if name in cohorts}
     if any(len(rows) == len(run) for name, rows in by_turn.items() if name != ALL):
         by_turn = {ALL: cohorts[ALL]}  # one cohort alone is all requests again
     units = np.unique(busy_periods(run), return_inverse=True)[1]
     draws = DRAWS if len(run) <= MOST_RESAMPLED else 0
     weights = draw_weights(int(units.max()) + 1 if draws else 0, draws, 0)
-    waits = {name: first_token_waits(run, rows) for name, rows in by_turn.items()}
+    waits = {name: ttft_sample(run, rows) for name, rows in by_turn.items()}
     cells = {cohort_title(name): measure(sample, units, weights) for name, sample in waits.items() if len(sample)}
     slots = {cohort_title(name): slot for name, slot in _SLOTS.items()}
     return Panel(

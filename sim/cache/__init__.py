@@ -1,1 +1,1 @@
-"""Hits without time: pool, curve, misses, reuse."""
+"""Prefix hits without time: pool, curve, misses, reuse."""

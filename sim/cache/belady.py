@@ -1,4 +1,4 @@
-"""The bound of every eviction: a pool that knows the future, one request at a time."""
+"""Upper bound of prefix hits over all eviction policies: Belady's, one request at a time."""
 
 from heapq import heappop, heappush
 
@@ -11,9 +11,9 @@ from tracefile.records.arrays import IntArray
 
 
 class BeladyPool:
-    """A pool of so many blocks (None: unlimited) that evicts what is looked up last, or never: no pool hits more.
+    """Block pool that evicts the block whose next lookup is last, or never comes: no pool has more prefix hits.
 
-    Each request of ``prompts`` fits it alone.
+    ``usable_blocks`` None: unlimited. Each request of ``prompts`` fits the pool alone.
     """
 
     def __init__(self, prompts: Prompts, usable_blocks: int | None) -> None:
@@ -21,44 +21,45 @@ class BeladyPool:
         self._prompts = prompts
         self._uses = next_uses(prompts).tolist()
         self._keys: list[int] = prompts.keys.tolist()
-        self._room = UNLIMITED if usable_blocks is None else usable_blocks
+        self._capacity_blocks = UNLIMITED if usable_blocks is None else usable_blocks
         self._cached: dict[int, int] = {}
-        """By key, negative of a block that no other request has: its number by release, 0 while it is held."""
-        self._line: list[tuple[int, int, int]] = []
-        """A heap of idle blocks: worth of the next use, number by release, key. Some are outdated."""
+        """Number of the last release by block key, 0 while held; private blocks have negative keys."""
+        self._eviction_heap: list[tuple[int, int, int]] = []
+        """Heap of idle blocks: worth of the next lookup, number of the release, key; may hold outdated entries."""
         self._released = 0
 
     def run(self) -> IntArray:
-        """Run the requests; return the hit blocks of each."""
+        """Run the requests; return the prefix hit of each, in blocks."""
         prompts = self._prompts
-        columns = (prompts.starts[:-1], prompts.known, prompts.most_hits, prompts.full_blocks, prompts.num_blocks)
+        starts, hashed = prompts.starts[:-1], prompts.hashed_blocks
+        columns = (starts, hashed, prompts.most_hits, prompts.full_blocks, prompts.num_blocks)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         return np.array([self._serve(*row) for row in rows], np.int64)
 
-    def _serve(self, first: int, known: int, most_hits: int, full: int, blocks: int) -> int:
-        keys, uses = self._keys[first : first + known], self._uses[first : first + known]
+    def _serve(self, first: int, hashed_blocks: int, most_hits: int, full: int, blocks: int) -> int:
+        keys, uses = self._keys[first : first + hashed_blocks], self._uses[first : first + hashed_blocks]
         hits = next((depth for depth in range(most_hits) if keys[depth] not in self._cached), most_hits)
         self._cached.update(dict.fromkeys(keys[:hits], 0))
-        while self._room - len(self._cached) < blocks - hits:
-            _, number, key = heappop(self._line)
+        while self._capacity_blocks - len(self._cached) < blocks - hits:
+            _, number, key = heappop(self._eviction_heap)
             if self._cached.get(key) == number:
                 del self._cached[key]
                 self.evicted_blocks += 1
-        private = range(-self._released - full, -self._released - known)
+        private = range(-self._released - full, -self._released - hashed_blocks)
         for key, worth in zip((*private, *keys[::-1]), (*[0] * len(private), *uses[::-1]), strict=True):
             self._released += 1  # the leaf before the root
             self._cached[key] = self._released
-            heappush(self._line, (worth, self._released, key))
+            heappush(self._eviction_heap, (worth, self._released, key))
         return hits
 
 
 def next_uses(prompts: Prompts) -> IntArray:
-    """Worth of each key's next lookup by a later request: the sooner it comes, the more.
+    """Return the worth of each block key's next lookup by a later request: higher if sooner.
 
-    0: no lookup comes, or the key is computed again before, which caches it anyway.
+    0: no further lookup, or the block is computed again before, which caches it anyway.
     """
     last, keys = len(prompts), prompts.keys
-    request_of = np.repeat(np.arange(last), prompts.known)
+    request_of = np.repeat(np.arange(last), prompts.hashed_blocks)
     numbers = np.unique(keys, return_inverse=True)[1]
     looked_up = leading(prompts.starts, prompts.most_hits)
     order = np.argsort(numbers, kind="stable")

@@ -1,4 +1,4 @@
-"""``sim curve``: a trace's prefix hits at every cache size, in one pass, and reuse."""
+"""``sim curve``: prefix hits of a trace at every cache size, in one pass, and block reuse."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ import numpy as np
 
 from engines.modelconfig import kv_bytes_per_token
 from measure.cache import hitcurve
-from measure.cache.accesses import Accesses, KnownChains, lay_out_accesses
+from measure.cache.accesses import Accesses, HashedChains, lay_out_accesses
 from measure.cache.hitcurve import HitCurve
 from measure.cache.interning import Interner, join_chains, pack_chains
 from measure.metrics.flags import checked_kv_bytes
@@ -31,9 +31,9 @@ SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
 MOST_NUMBER = 1 << 53
 GIB = 2**30
 MOST_POINTS = 600
-"""Of one line; more are thinned, evenly on the log axis."""
-TELLING_SHARE = 0.9
-"""Of the hits of an unlimited cache: the size that the headline names."""
+"""Most points of a line, spaced evenly on the log axis."""
+HEADLINE_SHARE = 0.9
+"""Share of an unlimited cache's hits at the cache size in the headline."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,49 +56,49 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_accesses(trace: Path, block_size: int | None = None, *, needs_times: bool = False) -> Accesses:
-    """Read a trace's chains by arrival, in file order if a time is missing.
+    """Read the block accesses of a trace in order of arrival; file order if a time is missing.
 
-    Raises InputError without hashes, or if ``needs_times`` and one is missing.
+    Raises InputError without block hashes, or if ``needs_times`` and a time is missing.
     """
     interner, packed, parts = Interner(), [], []
     with open_trace(trace) as reader:
         chains = engine_chains(reader.meta, block_size)
         for batch, hashes in hashed_batches(reader):
-            part = lay_out(batch, hashes, chains)
+            prompts = lay_out(batch, hashes, chains)
             if needs_times:
                 prompted = np.flatnonzero(batch.numbers("prompt_tokens") > 0)
                 ids = batch.column("request_id")
-                require_times(reader.path, [ids[row] for row in prompted.tolist()], part.arrival_ms)
-            packed.append(pack_chains(interner.number(part.keys), part.known))
-            parts.append(replace(part, keys=part.keys[:0]))
+                require_times(reader.path, [ids[row] for row in prompted.tolist()], prompts.arrival_ms)
+            packed.append(pack_chains(interner.number(prompts.keys), prompts.hashed_blocks))
+            parts.append(replace(prompts, keys=prompts.keys[:0]))
     prompts = join_prompts(parts)
     return lay_out_accesses(
-        KnownChains(
+        HashedChains(
             chains=join_chains(packed),
             numbers=interner.distinct,
-            known=prompts.known,
+            hashed_blocks=prompts.hashed_blocks,
             prompt_tokens=prompts.prompt_tokens,
             prompt_logprobs=prompts.unread,
             arrival_ms=prompts.arrival_ms,
             block_size=chains.block_size,
             fine_block_size=chains.fine_block_size,
-            whole_chains=int((prompts.known >= prompts.full_blocks).sum()),
+            complete_chains=int((prompts.hashed_blocks >= prompts.full_blocks).sum()),
         )
     )
 
 
 def _kv_bytes(arguments: argparse.Namespace) -> int | None:
-    """Bytes of a token's KV; None: not told. Raises InputError."""
-    given = checked_kv_bytes(arguments.kv_bytes_per_token)
-    if given is not None and arguments.model_config is not None:
+    """Return KV cache bytes per token; None: not set. Raises InputError."""
+    kv_bytes = checked_kv_bytes(arguments.kv_bytes_per_token)
+    if kv_bytes is not None and arguments.model_config is not None:
         raise InputError("--model-config: given with --kv-bytes-per-token; expected one of them")
-    return given if arguments.model_config is None else kv_bytes_per_token(arguments.model_config)
+    return kv_bytes if arguments.model_config is None else kv_bytes_per_token(arguments.model_config)
 
 
 def parse_numbers(text: str | None) -> list[int]:
-    """Read ``--cache-tokens``: positive numbers, each once, in order. Raises InputError."""
+    """Parse ``--cache-tokens``: distinct positive numbers, ascending. Raises InputError."""
     try:
-        numbers = sorted({int(part) for part in text.split(",")}) if text is not None else []
+        numbers = sorted({int(word) for word in text.split(",")}) if text is not None else []
     except ValueError:
         numbers = [0]
     if numbers and not 1 <= numbers[0] <= numbers[-1] <= MOST_NUMBER:
@@ -112,7 +112,7 @@ def curve_as_json(curve: HitCurve) -> dict[str, Any]:
         "lookup_blocks": curve.lookup_blocks,
         "input_tokens": curve.input_tokens,
         "requests": curve.requests,
-        "whole_chains": curve.whole_chains,
+        "complete_chains": curve.complete_chains,
         "sizes": curve.sizes.tolist(),
         "hit_blocks": curve.hit_blocks.tolist(),
         "bound_blocks": curve.bound_blocks.tolist(),
@@ -127,11 +127,11 @@ def describe(curve: HitCurve, cache_tokens: list[int], kv_bytes: int | None = No
         f"max hits (unlimited cache): {most:,} of {curve.lookup_blocks:,} full prompt blocks of {blocks}, "
         f"{hit_rate:.2%} of input tokens"
     ]
-    unknown = curve.requests - curve.whole_chains
+    unknown = curve.requests - curve.complete_chains
     if unknown:
         lines.append(
-            f"output blocks of {unknown:,} of {curve.requests:,} requests are unknown and left out: an engine may hit "
-            "more"
+            f"{unknown:,} of {curve.requests:,} requests have output blocks without hashes, which are left out: an "
+            "engine may hit more"
         )
     sizes = [tokens // curve.block_size for tokens in cache_tokens]
     shares = [curve.hits_at(size) / most if most else 0.0 for size in sizes]
@@ -148,7 +148,7 @@ def describe(curve: HitCurve, cache_tokens: list[int], kv_bytes: int | None = No
 
 
 def curve_page(trace: str, curve: HitCurve, kv_bytes: int | None) -> Page:
-    """Return the page of ``sim curve``; ``kv_bytes``: of a token's KV, if sizes are shown in memory."""
+    """Return the page of ``sim curve``; ``kv_bytes``: KV cache bytes per token, to show sizes in memory."""
     return Page(
         tool="sim curve",
         title=trace,
@@ -159,13 +159,13 @@ def curve_page(trace: str, curve: HitCurve, kv_bytes: int | None) -> Page:
 
 
 def _headline(curve: HitCurve, kv_bytes: int | None) -> str:
-    """Return the cache that has 90 % of the hits there are."""
-    blocks = curve.size_for_share(TELLING_SHARE)
+    """Return the cache size with 90 % of the prefix hits of an unlimited cache."""
+    blocks = curve.size_for_share(HEADLINE_SHARE)
     size = f"{blocks:,} blocks ({cache_size(blocks * curve.block_size, kv_bytes)})"
-    held, unlimited = (share(curve.rate_at(size)) for size in (blocks, len(curve.sizes)))
+    hit_rate, unlimited = (share(curve.rate_at(size)) for size in (blocks, len(curve.sizes)))
     return (
-        f"{TELLING_SHARE:.0%} of max hits at {size} of {curve.block_size} tokens. "
-        f"That is {held} of prompt tokens; an unlimited cache has {unlimited}."
+        f"{HEADLINE_SHARE:.0%} of max hits at {size} of {curve.block_size} tokens. "
+        f"That is {hit_rate} of prompt tokens; an unlimited cache hits {unlimited}."
     )
 
 
@@ -173,14 +173,14 @@ def _hit_panel(curve: HitCurve) -> Panel:
     sizes = np.unique(np.geomspace(1, len(curve.sizes), MOST_POINTS).astype(int)).tolist()
     x, y = [size * curve.block_size for size in sizes], [round(curve.rate_at(size), 6) for size in sizes]
     hover = "%{y:,} at %{x:,}<extra></extra>"
-    drawn = line(x, y, 0, showlegend=False, line={"shape": "hv"}, hovertemplate=hover)
+    curve_line = line(x, y, 0, showlegend=False, line={"shape": "hv"}, hovertemplate=hover)
     y_axis = axis("hit tokens of prompt tokens", tickformat=".0%", rangemode="tozero")
     title = "Hits by cache size"
     return Panel(
         chapter=title,
         title=title,
         id="hits",
-        figure=figure([drawn], axis("cache (tokens)", type="log"), y_axis),
-        caption="Prompt tokens that an LRU of full blocks serves, of all prompt tokens. Blocks that outputs filled "
-        "count where they are known.",
+        figure=figure([curve_line], axis("cache (tokens)", type="log"), y_axis),
+        caption="Share of prompt tokens that an LRU of full blocks serves. Output blocks count where their hashes "
+        "are known.",
     )

@@ -16,15 +16,13 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trace_flags(parser)
-    parser.add_argument(
-        "--cache-tokens", metavar="N,N…", help="show these cache sizes, in tokens, such as 100000,200000"
-    )
+    parser.add_argument("--cache-tokens", metavar="N,N…", help="cache sizes to show, in tokens, such as 100000,200000")
     add_kv_bytes_argument(parser)
     parser.add_argument(
-        "--model-config", type=Path, metavar="PATH", help="the same from a Hugging Face config.json or its folder"
+        "--model-config", type=Path, metavar="PATH", help="KV bytes per token from a Hugging Face config.json"
     )
-    parser.add_argument("--reuse", action="store_true", help="times and distances between uses of a block, too")
-    parser.add_argument("--json", action="store_true", help="print one JSON object with the complete curve")
+    parser.add_argument("--reuse", action="store_true", help="also show times and distances between uses of a block")
+    parser.add_argument("--json", action="store_true", help="print the complete curve as JSON")
     add_page_argument(parser)
 
 

@@ -1,9 +1,8 @@
-"""``sim misses``: the cause of every prompt token that a cache of one size did not serve.
+"""``sim misses``: cause of each prompt token that a prefix cache of one size did not serve.
 
-The pool is that of ``sim pool``: one request at a time, in file order, and to the block the same hits. A block is
-always evicted before its parent, so a chain is cached from its beginning on. A request's prompt blocks are therefore
-runs: hits, perhaps one block that holds the last token, evicted blocks, blocks never computed before, and blocks
-without a known hash.
+The block pool is the pool of ``sim pool``: one request at a time, in file order, with the same hits. A block is always
+evicted before its parent, so a chain is cached from its root on. The prompt blocks of a request are therefore runs:
+hits, perhaps the block of the last token, evicted blocks, blocks never computed before, and blocks without a hash.
 """
 
 import argparse
@@ -25,14 +24,14 @@ from tracefile.files.reading import open_trace
 from tracefile.records.arrays import IntArray
 
 CAUSES = ("hit", "cold", "evicted", "last_token", "prompt_logprobs", "partial_block", "hash_unknown")
-"""Causes of a prompt token; docs/curves.md defines each."""
+"""Causes of a prompt token, as docs/curves.md defines them."""
 COHORTS = ("turn 1", "turns 2+", "turn unknown")
 ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseShare:
-    """The prompt tokens of some requests by cause; they add up to ``input_tokens``."""
+    """Prompt tokens of a cohort by cause; their sum is ``input_tokens``."""
 
     name: str
     requests: int
@@ -49,10 +48,10 @@ class Attribution:
     usable_blocks: int | None
     """Null: unlimited."""
     rejected: int
-    """Requests that alone do not fit the pool: they touch nothing and are in no sum."""
+    """Requests that alone do not fit the pool; excluded from all counts."""
     total: CauseShare
     cohorts: list[CauseShare]
-    """By turn; cohorts without requests are left out."""
+    """By turn; without empty cohorts."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,8 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def attribute(prompts: Prompts, usable_blocks: int | None) -> Attribution:
-    """Run the pool of ``usable_blocks`` (None: unlimited) and give every prompt token its cause."""
-    fitting = prompts.take(prompts.fit(usable_blocks))
+    """Run a block pool of ``usable_blocks`` (None: unlimited) and count prompt tokens by cause."""
+    fitting = prompts.select(prompts.fit(usable_blocks))
     causes = _causes(fitting, usable_blocks)
     cohort = np.where(fitting.turn == 0, 2, np.minimum(fitting.turn, 2) - 1)
     return Attribution(
@@ -82,32 +81,32 @@ def attribute(prompts: Prompts, usable_blocks: int | None) -> Attribution:
 
 
 def _causes(prompts: Prompts, usable_blocks: int | None) -> IntArray:
-    """Tokens by cause of requests that fit, shape (requests, causes)."""
+    """Return prompt tokens by cause, shape (requests, causes)."""
     block_size, interner = prompts.block_size, interning.Interner()
     cache, cached, hit_tokens = kvcache.single_group_cache(block_size, usable_blocks), [], []
-    known = prompts.prompt_blocks
-    for request, blocks in zip(prompts.requests(), known.tolist(), strict=True):
+    hashed = prompts.prompt_blocks
+    for request, blocks in zip(prompts.requests(), hashed.tolist(), strict=True):
         cached.append(cache.pool.lookup(request, blocks))
         hit_tokens.append(cache.serve_alone(request))
-    seen = interning.unlimited_hits(interner.number(prompts.keys), prompts.starts, known, interner.distinct)
-    hit, held = np.array(hit_tokens, np.int64), np.array(cached, np.int64) * block_size
+    computed = interning.unlimited_hits(interner.number(prompts.keys), prompts.starts, hashed, interner.distinct)
+    hit, in_pool = np.array(hit_tokens, np.int64), np.array(cached, np.int64) * block_size
     full, partial = np.divmod(prompts.prompt_tokens, block_size)
     causes = {
         "hit": hit,
-        "cold": (known - seen) * block_size,
-        "evicted": seen * block_size - held,
-        "last_token": np.where(prompts.unread > 0, 0, held - hit),
-        "prompt_logprobs": np.where(prompts.unread > 0, held - hit, 0),
+        "cold": (hashed - computed) * block_size,
+        "evicted": computed * block_size - in_pool,
+        "last_token": np.where(prompts.unread > 0, 0, in_pool - hit),
+        "prompt_logprobs": np.where(prompts.unread > 0, in_pool - hit, 0),
         "partial_block": partial,
-        "hash_unknown": (full - known) * block_size,
+        "hash_unknown": (full - hashed) * block_size,
     }
     return np.stack([causes[cause] for cause in CAUSES], axis=1)
 
 
-def _shares(names: tuple[str, ...], index: IntArray, causes: IntArray) -> list[CauseShare]:
+def _shares(names: tuple[str, ...], cohort: IntArray, causes: IntArray) -> list[CauseShare]:
     tokens = np.zeros((len(names), len(CAUSES)), np.int64)
-    np.add.at(tokens, index, causes)
-    requests = np.bincount(index, minlength=len(names))
+    np.add.at(tokens, cohort, causes)
+    requests = np.bincount(cohort, minlength=len(names))
     return [
         CauseShare(
             name=name,
@@ -123,7 +122,7 @@ def describe(misses: Attribution) -> str:
     size = size_text(misses.usable_blocks, misses.block_size)
     lines = [f"{size}: {misses.total.input_tokens:,} prompt tokens of {misses.total.requests:,} requests, by cause"]
     if misses.rejected:
-        lines.append(f"{misses.rejected:,} requests do not fit the pool and were left out")
+        lines.append(f"{misses.rejected:,} requests do not fit the pool; not counted")
     shown = [cause for cause in CAUSES if cause != "prompt_logprobs" or misses.total.tokens[cause]]
     headings = ["", "tokens", *(cause.replace("_", " ") for cause in shown)]
     lines += table_lines(headings, [_row(share, shown) for share in (misses.total, *misses.cohorts)])

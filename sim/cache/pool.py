@@ -1,8 +1,8 @@
-"""``sim pool``: a trace's prefix hits in a block pool of one size, requests one at a time in file order.
+"""``sim pool``: prefix hits of a trace in a block pool of one size, one request at a time in file order.
 
-No time passes and nothing runs at once, so the hits are what the cache alone is worth to the traffic: each request
-looks its prompt up, takes the blocks it lacks, fills them to its last token, and frees them before the next one comes.
-llama.cpp's requests run at their times: a slot is one request's, and the idle ones depend on all that run.
+No time passes and no requests overlap, so the hits measure the cache alone: each request looks up its prompt, allocates
+the missing blocks, fills them up to its last token, and frees them before the next request. llama.cpp's requests run at
+their recorded times: a slot serves one request, and the idle slots depend on all running requests.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from sim.sglang.radix import RadixPool
 from sim.vllm.config import MOST, EngineConfig
 from sim.vllm.hybridcache import HybridCache
 from sim.vllm.hybridgroups import make_hybrid_cache
-from sim.vllm.kvcache import NO_ROOM, KVCache, single_group_cache
+from sim.vllm.kvcache import DOES_NOT_FIT, KVCache, single_group_cache
 from sim.vllm.kvgroups import KvLayout, read_groups
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import (
@@ -43,26 +43,26 @@ from tracefile.records.schema import Meta, Record
 
 @dataclass(slots=True, kw_only=True)
 class HitCounts:
-    """Hits of a cache. Rates are of input tokens; all counts are over ``requests`` less ``rejected``."""
+    """Prefix hits of a cache. Rates are shares of input tokens; counts exclude ``rejected`` requests."""
 
     requests: int = 0
     """Records with a prompt length."""
     rejected: int = 0
-    """Requests that alone do not fit the pool: vLLM could never run them, so they touch nothing."""
+    """Requests that alone do not fit the pool: vLLM rejects them, so they touch no block."""
     input_tokens: int = 0
     lookup_blocks: int = 0
-    """Full prompt blocks: the hits of an unlimited cache at most, the last-token rule aside."""
+    """Full prompt blocks: an upper bound of the hits."""
     hit_blocks: int = 0
     hit_tokens: int = 0
     evicted_blocks: int = 0
-    """Blocks that lost their content to another request."""
+    """Blocks evicted for another request."""
     block_size: int = 0
     usable_blocks: int | None = None
     """Null: unlimited."""
     compared: int = 0
-    """Requests whose cached tokens the trace reports, of SGLang and llama.cpp."""
+    """SGLang and llama.cpp: requests with cached tokens in the trace."""
     as_reported: int = 0
-    """Of these, requests with as many here, to the trace's block."""
+    """Compared requests with an equal prefix hit here, rounded to the trace's block."""
 
     @property
     def hit_rate(self) -> float:
@@ -73,7 +73,7 @@ class HitCounts:
         return size_text(self.usable_blocks, self.block_size)
 
     def count_tokens(self, record: Record, hit_tokens: int) -> None:
-        """Add one request, whose hits may end inside a block."""
+        """Count a request, whose prefix hit may end inside a block."""
         tokens = record.prompt_tokens or 0
         self.input_tokens += tokens
         self.lookup_blocks += tokens // self.block_size
@@ -86,11 +86,11 @@ class HitCounts:
 
 @dataclass(slots=True, kw_only=True)
 class GroupCounts(HitCounts):
-    """Hits of several KV groups over one pool. Blocks of hits are match units, those of the pool the groups'."""
+    """Prefix hits of several KV groups. Hits are in match units, the block pool in blocks of the groups."""
 
     kv_groups: str
     alignment: int
-    """Tokens of which a hit is a multiple."""
+    """Granularity of a prefix hit, in tokens."""
 
     @property
     def size(self) -> str:
@@ -100,13 +100,13 @@ class GroupCounts(HitCounts):
 
 @dataclass(slots=True, kw_only=True)
 class RadixCounts(HitCounts):
-    """Hits of SGLang's radix cache. Blocks are the trace's, or pages where these are larger."""
+    """Prefix hits of SGLang's radix cache. Blocks are the trace's, or pages if larger."""
 
     evicted_tokens: int = 0
     evicted_nodes: int = 0
-    """Evictions: a node goes whole."""
+    """Evicted radix nodes; eviction removes complete nodes."""
     kv_tokens: int | None = None
-    """Tokens that the pool has room for; null: unlimited."""
+    """KV cache capacity, in tokens; null: unlimited."""
     page_size: int = 1
 
     @property
@@ -116,26 +116,26 @@ class RadixCounts(HitCounts):
 
 @dataclass(slots=True, kw_only=True)
 class SlotCounts(HitCounts):
-    """Hits of llama.cpp's slots and prompt cache."""
+    """Prefix hits of llama.cpp's slots and prompt cache."""
 
     evicted_tokens: int = 0
     settings: SlotConfig
 
     @property
     def size(self) -> str:
-        kept = self.settings.cache_ram_tokens
-        beside = "no bound" if kept is None else f"{kept:,} tokens"
-        return f"{self.settings.slots} slots, prompt cache: {beside}"
+        limit = self.settings.cache_ram_tokens
+        size = "unlimited" if limit is None else f"{limit:,} tokens"
+        return f"{self.settings.slots} slots, prompt cache: {size}"
 
 
 CHUNK_TOKENS = 8192
-"""Tokens of a scheduler step with KV groups: states are stored and windows freed where a step ends."""
+"""Token budget of a scheduler step with KV groups: states are stored and window blocks freed where a step ends."""
 OWN_FLAGS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("kv_groups", "bound"),
     "sglang": ("kv_tokens", "page_size", "chunked_prefill_size"),
     "llamacpp": tuple(SlotConfig.__dataclass_fields__),
 }
-"""Flags of one engine alone."""
+"""Flags that apply to one engine only."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -145,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
-    """Run the whole trace through the cache that the flags name."""
+    """Run the complete trace through the prefix cache that the flags select."""
     usable_blocks, block_size = parse_usable_blocks(arguments.num_gpu_blocks), parse_block_size(arguments.block_size)
     refuse_other_engines(arguments)
     with open_trace(arguments.trace) as reader:
@@ -166,30 +166,30 @@ def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
 
 
 def refuse_other_engines(arguments: argparse.Namespace) -> None:
-    """Raise InputError for a flag that only another engine has."""
+    """Raise InputError for a flag of another engine."""
     for engine, names in OWN_FLAGS.items():
-        given = given_flags(arguments, names)
-        if given and engine != arguments.engine:
+        flags = given_flags(arguments, names)
+        if flags and engine != arguments.engine:
             raise InputError(
-                f"{', '.join(given)}: only with --engine {engine}; expected without --engine {arguments.engine}"
+                f"{', '.join(flags)}: only with --engine {engine}; expected without --engine {arguments.engine}"
             )
     if arguments.engine == "llamacpp" and arguments.num_gpu_blocks != "inf":
         raise InputError("--num-gpu-blocks: llama.cpp has no pool of blocks; expected --slots and --cache-ram-tokens")
 
 
 def count_pool_hits(prompts: Prompts, usable_blocks: int | None, *, bound: bool = False) -> HitCounts:
-    """Hits in vLLM's pool: rules 1 to 11 of docs/simulator.md, one request at a time; ``bound``: of any eviction."""
+    """Return hits in vLLM's block pool (rules 1 to 11 of docs/simulator.md); ``bound``: under the best eviction."""
     if not bound:
         cache = single_group_cache(prompts.block_size, usable_blocks)
         return HitCounts(usable_blocks=usable_blocks, **_served_alone(prompts, cache))
     fits = prompts.fit(usable_blocks)
-    pool, hit_tokens = BeladyPool(prompts.take(fits), usable_blocks), np.full(len(fits), NO_ROOM)
+    pool, hit_tokens = BeladyPool(prompts.select(fits), usable_blocks), np.full(len(fits), DOES_NOT_FIT)
     hit_tokens[fits] = pool.run() * prompts.block_size
     return HitCounts(usable_blocks=usable_blocks, **_counts(prompts, hit_tokens, pool.evicted_blocks))
 
 
 def count_group_hits(reader: TraceReader, layout: KvLayout, usable_blocks: int | None) -> GroupCounts:
-    """Hits of KV groups, prefilled in chunks of CHUNK_TOKENS. Raises InputError if the trace's blocks are too large."""
+    """Return hits of KV groups, prefilled in chunks of CHUNK_TOKENS. Raises InputError for too large trace blocks."""
     size, unit = reader.meta.block_size or 1, layout.match_unit
     meta, records = finest_records(reader, size if unit % size == 0 else 1)
     if unit % (meta.block_size or unit):
@@ -203,7 +203,7 @@ def count_group_hits(reader: TraceReader, layout: KvLayout, usable_blocks: int |
 
 
 def empty_group_cache(layout: KvLayout, usable_blocks: int | None) -> HybridCache:
-    """Return a cache of KV groups that serves requests one at a time; None: one that never evicts."""
+    """Return an empty KV cache of KV groups; ``usable_blocks`` None: a cache that never evicts."""
     config = EngineConfig(
         num_gpu_blocks=MOST if usable_blocks is None else usable_blocks + 1,
         block_size=layout.match_unit,
@@ -220,8 +220,8 @@ def _served_alone(prompts: Prompts, cache: KVCache) -> dict[str, int]:
 
 
 def _counts(prompts: Prompts, hit_tokens: IntArray, evicted_blocks: int) -> dict[str, int]:
-    """Fields of ``HitCounts``; ``hit_tokens``: NO_ROOM for a request that does not fit."""
-    fits, size = hit_tokens != NO_ROOM, prompts.block_size
+    """Return fields of ``HitCounts``; ``hit_tokens``: prefix hit of each request, or DOES_NOT_FIT."""
+    fits, size = hit_tokens != DOES_NOT_FIT, prompts.block_size
     return {
         "block_size": size,
         "requests": len(prompts),
@@ -235,29 +235,29 @@ def _counts(prompts: Prompts, hit_tokens: IntArray, evicted_blocks: int) -> dict
 
 
 def page_chains(meta: Meta, page_size: int, block_size: int | None) -> Chains:
-    """Chains at the larger of block and page size. Raises InputError unless one divides the other."""
-    known = block_size or meta.block_size
-    if known is not None and page_size % known and known % page_size:
+    """Return chains at the larger of block and page size. Raises InputError unless a size divides the other."""
+    size = block_size or meta.block_size
+    if size is not None and page_size % size and size % page_size:
         raise InputError(
-            f"--page-size: {page_size} neither divides blocks of {known} tokens nor is a multiple of them; "
-            f"expected 1, {known} or {2 * known}, for example"
+            f"--page-size: {page_size} neither divides blocks of {size} tokens nor is a multiple of them; "
+            f"expected 1, {size} or {2 * size}, for example"
         )
-    return Chains(meta, max(page_size, known) if known else None)
+    return Chains(meta, max(page_size, size) if size else None)
 
 
 def count_radix_hits(
     records: Iterable[Record], chains: Chains, config: RadixConfig, blocks: int | None = None
 ) -> RadixCounts:
-    """Hits in SGLang's pool of ``config``, or of so many ``blocks``, one request at a time."""
+    """Return hits in SGLang's radix cache of ``config``, or of ``blocks`` blocks, one request at a time."""
     size = chains.block_size
     if config.max_total_num_tokens is None and blocks is not None:
         config = replace(config, max_total_num_tokens=blocks * size)
-    room = config.max_total_num_tokens
+    capacity = config.max_total_num_tokens
     pool = RadixPool(config, size)
     counts = RadixCounts(
         block_size=size,
-        usable_blocks=None if room is None else room // size,
-        kv_tokens=room,
+        usable_blocks=None if capacity is None else capacity // size,
+        kv_tokens=capacity,
         page_size=config.page_size,
     )
     for record in records:
@@ -267,7 +267,7 @@ def count_radix_hits(
             counts.rejected += 1
             continue
         scored = bool(record.prompt_logprobs)
-        hit = pool.run(chains.begun(record), prompt, computed, prompt_logprobs=scored)
+        hit = pool.run(chains.block_keys(record), prompt, computed, prompt_logprobs=scored)
         counts.count_tokens(record, hit)
     counts.evicted_nodes = pool.tree.evicted_nodes
     counts.evicted_tokens = pool.tree.evicted_tokens
@@ -276,17 +276,17 @@ def count_radix_hits(
 
 
 def count_slot_hits(records: Iterable[Record], chains: Chains, config: SlotConfig) -> SlotCounts:
-    """Hits in llama.cpp's slots, requests at their times; one that finds all slots busy starts at the next release."""
+    """Return hits in llama.cpp's slots at recorded times; a request waits while all slots are busy."""
     counts = SlotCounts(block_size=chains.block_size, settings=config)
     cache = SlotCache(config, chains.block_size)
     running: list[tuple[float, int, Slot, Chain]] = []
     for number, record in enumerate(sorted(records, key=lambda record: record.arrival_ms or 0.0)):
         arrival_ms, prompt = record.arrival_ms or 0.0, record.prompt_tokens or 0
-        sequence = Chain(chains.begun(record), tokens_computed(record))
-        asked = Chain(sequence.keys[: -(-prompt // chains.block_size)], prompt)
+        sequence = Chain(chains.block_keys(record), tokens_computed(record))
+        prompt_chain = Chain(sequence.keys[: -(-prompt // chains.block_size)], prompt)
         while running and running[0][0] <= arrival_ms:
             cache.end(*heapq.heappop(running)[2:])
-        while (started := cache.start(asked)) is None:
+        while (started := cache.start(prompt_chain)) is None:
             cache.end(*heapq.heappop(running)[2:])
         slot, hits = started
         heapq.heappush(running, (arrival_ms + (record.e2e_ms or 0.0), number, slot, sequence))
@@ -298,7 +298,7 @@ def count_slot_hits(records: Iterable[Record], chains: Chains, config: SlotConfi
 
 
 def parse_usable_blocks(text: str) -> int | None:
-    """Usable blocks of ``--num-gpu-blocks``: one fewer than the number, or None for ``inf``. Raises InputError."""
+    """Parse ``--num-gpu-blocks`` to usable blocks, without the null block; ``inf``: None. Raises InputError."""
     if text.lower() in {"inf", "infinite", "unlimited"}:
         return None
     try:
@@ -317,9 +317,9 @@ def parse_block_size(block_size: int | None) -> int | None:
 
 
 def block_size_text(block_size: int, fine_block_size: int) -> str:
-    """Return the tokens in a block, and of what it is made if that is not the trace's own."""
-    made = "" if block_size == fine_block_size else f" ({block_size // fine_block_size} of the trace's)"
-    return f"{block_size} tokens{made}"
+    """Return the block size as text, with the number of trace blocks in it if they differ."""
+    multiple = "" if block_size == fine_block_size else f" ({block_size // fine_block_size} of the trace's)"
+    return f"{block_size} tokens{multiple}"
 
 
 def size_text(usable_blocks: int | None, block_size: int) -> str:
@@ -334,7 +334,7 @@ def describe(counts: HitCounts) -> str:
     ]
     if counts.compared:
         unit = "the token" if counts.block_size == 1 else f"blocks of {counts.block_size} tokens, as the trace has them"
-        lines.append(f"cached as reported: {counts.as_reported:,} of {counts.compared:,} requests, to {unit}")
+        lines.append(f"hits as reported: {counts.as_reported:,} of {counts.compared:,} requests, to {unit}")
     if counts.rejected:
-        lines.append(f"{counts.rejected:,} requests do not fit the pool and were left out")
+        lines.append(f"{counts.rejected:,} requests do not fit the pool; not counted")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Flags of ``sim pool``; those that its neighbors have, too."""
+"""Flags of ``sim pool``, shared with ``sim curve`` and ``sim misses``."""
 
 import argparse
 from pathlib import Path
@@ -19,15 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine", choices=ENGINES, default="vllm", help="vLLM's block pool, SGLang's radix tree, or llama.cpp's slots"
     )
     parser.add_argument(
-        "--bound", action="store_true", help="the most that any eviction hits: a pool that knows the future (Belady's)"
+        "--bound", action="store_true", help="upper bound of hits over all eviction policies (Belady's)"
     )
     add_radix_flags(parser)
     add_slot_flags(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the counts as JSON")
 
 
 def add_trace_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, help="a trace with block hashes")
+    parser.add_argument("trace", type=Path, help="trace with block hashes")
     parser.add_argument(
         "--block-size",
         type=int,
@@ -42,7 +42,7 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
         "--num-gpu-blocks",
         default="inf",
         metavar="N",
-        help="vLLM's number of KV blocks, the null block included: one fewer is usable",
+        help="KV blocks of vLLM, the null block included: one fewer is usable",
     )
 
 

@@ -1,4 +1,4 @@
-"""Requests of a workload from columns of numbers, and their results as columns. mypyc compiles this module."""
+"""Columns of a workload's requests and of their results: tokens, block keys, latencies. mypyc compiles this module."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ NO_PARENT: Final = -1
 
 
 class RequestColumns:
-    """Requests of a workload. A number per request; ``parents``: places of the requests whose ends they wait for."""
+    """Requests of a workload as columns: tokens, block keys, times. ``parents``: row of each request's parent."""
 
     def __init__(
         self,
@@ -21,15 +21,15 @@ class RequestColumns:
         integers: tuple[BoxedVec, BoxedVec, BoxedVec, BoxedVec, BoxedVec, BoxedVec, BoxedVec],
         times_ms: tuple[BoxedVec, BoxedVec, BoxedVec, BoxedVec],
     ) -> None:
-        """``integers``: prompt tokens, output tokens, first key, known keys, blocks that may hit,
-        1 for requests that end as recorded, parent. ``times_ms``: arrival, think time, time to the abort,
-        recorded duration."""
+        """``integers``: prompt tokens, output tokens, first block key, number of block keys, limit of the prefix hit in
+        blocks, 1 for requests that end as recorded, parent. ``times_ms``: arrival, think time, time to the abort,
+        recorded E2E latency."""
         self.ids: list[str] = ids
         self.keys: vec[i64] = keys
         self.prompt_tokens: vec[i64] = integers[0]
         self.output_tokens: vec[i64] = integers[1]
         self.first_keys: vec[i64] = integers[2]
-        self.known_keys: vec[i64] = integers[3]
+        self.num_keys: vec[i64] = integers[3]
         self.hit_limits: vec[i64] = integers[4]
         self.as_recorded: vec[i64] = integers[5]
         self.parents: vec[i64] = integers[6]
@@ -39,7 +39,7 @@ class RequestColumns:
         self.recorded_e2e_ms: vec[float] = times_ms[3]
 
     def make(self, boxed_factors: BoxedVec) -> list[SimulatedRequest]:
-        """Make an object per request; its index is its place. ``boxed_factors``: noise on the API server's time."""
+        """Create the requests; ``index`` is the row. ``boxed_factors``: noise on the API server's time, by row."""
         frontend_factors: vec[float] = boxed_factors
         requests: list[SimulatedRequest] = []
         for index in range(len(self.ids)):
@@ -49,7 +49,7 @@ class RequestColumns:
                 max(self.output_tokens[index], 1),
                 self.keys,
                 first_key=self.first_keys[index],
-                known_keys=self.known_keys[index],
+                num_keys=self.num_keys[index],
                 index=index,
                 arrival_ms=self.arrival_ms[index],
                 hit_limit=self.hit_limits[index],
@@ -69,11 +69,11 @@ class RequestColumns:
 
 
 class ResultColumns:
-    """Results of requests, as of ``SimulatedRequest``."""
+    """Results of requests as columns: latencies, tokens, preemptions (fields of ``SimulatedRequest``)."""
 
     def __init__(self, requests: list[SimulatedRequest]) -> None:
         self.outcome: vec[i64] = vec[i64]([request.outcome for request in requests])
-        self.num_seen: vec[i64] = vec[i64]([request.num_seen for request in requests])
+        self.num_delivered: vec[i64] = vec[i64]([request.num_delivered for request in requests])
         self.cached_tokens: vec[i64] = vec[i64]([request.cached_tokens for request in requests])
         self.preemptions: vec[i64] = vec[i64]([request.preemptions for request in requests])
         self.arrival_ms: vec[float] = vec[float]([request.arrival_ms for request in requests])
@@ -83,14 +83,14 @@ class ResultColumns:
 
 
 class TokenRuns:
-    """Steps that gave tokens to requests of one engine.
+    """Scheduler steps that delivered tokens to an engine's requests.
 
-    ``runs``: first step and number of consecutive steps, each with a token, request after request. ``num_seen``: tokens
-    of each request.
+    ``runs``: first step and number of consecutive steps with a token each, request by request. ``num_delivered``:
+    tokens by request.
     """
 
     def __init__(self, requests: list[SimulatedRequest]) -> None:
-        self.num_seen: vec[i64] = vec[i64]([request.num_seen for request in requests])
+        self.num_delivered: vec[i64] = vec[i64]([request.num_delivered for request in requests])
         self.runs: vec[i64] = vec[i64]()
         for request in requests:
             request.close_run()

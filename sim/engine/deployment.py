@@ -1,6 +1,6 @@
-"""Layout of a deployment: memory behind the pool, and its assumptions.
+"""KV cache offloading of a deployment: host memory behind the block pool, and its assumptions.
 
-Nothing in a capture tells of these, so that each brings assumptions: a result carries their list.
+A capture does not record host memory: a result lists the assumptions of its model.
 """
 
 import argparse
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """Layout of engines and memory. Raises InputError naming the flag of what cannot be."""
+    """KV cache offloading settings. Raises InputError naming the flag."""
 
     host_blocks: int = 0
-    """Blocks that the host's memory holds for each engine; 0: none."""
+    """Host memory of each engine, in KV cache blocks; 0: no offloading."""
     kv_bytes_per_token: int = 0
-    """KV cache of a token over all layers; 0: not told."""
+    """KV cache bytes of a token over all layers; 0: not set."""
     host_gb_per_s: float = 25.0
-    """Each way, at once."""
+    """Bandwidth of the host link per direction; both directions run at once."""
     host_latency_ms: float = 0.05
-    """Of each transfer."""
+    """Fixed time of a transfer."""
 
     def __post_init__(self) -> None:
         if self.host_blocks and not self.kv_bytes_per_token:
-            raise InputError("--kv-bytes-per-token: not told; expected the KV cache's bytes of a token over all layers")
+            raise InputError("--kv-bytes-per-token: not set; expected the KV cache's bytes of a token over all layers")
 
     @property
     def tiers(self) -> "Deployment | None":
-        """Return this, if there is memory behind the pool."""
+        """The deployment; None: no KV cache offloading."""
         return self if self.host_blocks else None
 
-    def require_room(self, arrivals: "Arrivals", block_size: int) -> None:
-        """Raise InputError if the host's memory is smaller than a prompt."""
+    def require_host_capacity(self, arrivals: "Arrivals", block_size: int) -> None:
+        """Raise InputError if host memory holds fewer blocks than the longest prompt."""
         longest = int((arrivals.prompt_tokens[arrivals.runs] // block_size).max(initial=0))
         if 0 < self.host_blocks < longest:
             raise InputError(
@@ -47,19 +47,19 @@ class Deployment:
             )
 
     def check(self, engine: EngineConfig) -> None:
-        """Raise InputError for KV groups beside tiers."""
+        """Raise InputError for several KV groups together with offloading."""
         if engine.kv_groups is not None and self.host_blocks:
             raise InputError("--kv-groups: not simulated with memory behind the pool; expected one of the two")
 
     def meta(self) -> dict[str, Any]:
-        """Return what a predicted trace's header tells of this; empty: the captured deployment."""
-        usual = asdict(Deployment())
-        changed = {name: value for name, value in asdict(self).items() if value != usual[name]}
+        """Return the header fields of a predicted trace; empty: no offloading."""
+        defaults = asdict(Deployment())
+        changed = {name: value for name, value in asdict(self).items() if value != defaults[name]}
         assumptions = list(self.assumptions())
         return {"deployment": changed, "assumptions": assumptions} if assumptions else {}
 
     def assumptions(self) -> Iterator[str]:
-        """Yield what a result with this layout assumes and no capture can confirm."""
+        """Yield the assumptions of KV cache offloading, which no capture can confirm."""
         if self.host_blocks:
             yield (
                 f"host memory: {self.host_gb_per_s:g} GB/s each way and {self.host_latency_ms:g} ms a transfer, one "
@@ -68,8 +68,8 @@ class Deployment:
             yield "host memory evicts the least recently used block, the deepest of a prompt first, as vLLM's LRU"
 
 
-def whole(least: int, most: int = 2**31 - 1) -> Callable[[str, str], int]:
-    """Return a reader of whole numbers in a range."""
+def integer(least: int, most: int = 2**31 - 1) -> Callable[[str, str], int]:
+    """Return a parser of integers from ``least`` to ``most``."""
 
     def read(flag: str, word: str) -> int:
         try:
@@ -84,7 +84,7 @@ def whole(least: int, most: int = 2**31 - 1) -> Callable[[str, str], int]:
 
 
 def positive(flag: str, word: str) -> float:
-    """Read a number above 0."""
+    """Parse a number above 0."""
     try:
         number = float(word)
     except ValueError:
@@ -102,38 +102,38 @@ def _duration_ms(flag: str, word: str) -> float:
 
 
 Reader = Callable[[str, str], Any]
-"""Reads a flag's word, given the flag. Raises InputError."""
+"""Parses the value of a flag; arguments: flag, text. Raises InputError."""
 DEPLOYMENT_FLAGS: dict[str, tuple[type, str, str, Reader, str]] = {
-    "host-blocks": (int, "N", "KV blocks that each engine's host keeps behind the pool", whole(0), "host_blocks"),
-    "kv-bytes-per-token": (int, "N", "bytes of a token's KV over all layers", whole(1), "kv_bytes_per_token"),
-    "host-gb-per-s": (float, "X", "GB/s to the host's memory, each way (default 25)", positive, "host_gb_per_s"),
+    "host-blocks": (int, "N", "host memory of each engine, in KV blocks behind the pool", integer(0), "host_blocks"),
+    "kv-bytes-per-token": (int, "N", "KV cache bytes of a token over all layers", integer(1), "kv_bytes_per_token"),
+    "host-gb-per-s": (float, "X", "bandwidth to host memory in GB/s, each way (default 25)", positive, "host_gb_per_s"),
     "host-latency": (str, "TIME", "time of a transfer (default 0.05ms)", _duration_ms, "host_latency_ms"),
 }
-"""By flag: kind and metavar of its value, help, reader, field of ``Deployment``."""
+"""By flag: type, metavar, help, parser, field of ``Deployment``."""
 
 
-def refuse_alone(given: Collection[str]) -> None:
-    """Raise InputError for a flag of the host's memory without ``--host-blocks``."""
+def refuse_alone(flags: Collection[str]) -> None:
+    """Raise InputError for a flag of host memory without ``--host-blocks``."""
     for name in ("host-gb-per-s", "host-latency", "kv-bytes-per-token"):
-        if name in given and "host-blocks" not in given:
+        if name in flags and "host-blocks" not in flags:
             raise InputError(f"--{name}: without --host-blocks; expected both")
 
 
 def add_deployment_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of a deployment."""
+    """Add the flags of KV cache offloading."""
     group = parser.add_argument_group("deployment", "memory behind the pool (docs/capacity.md)")
     for name, (_, metavar, description, _, _) in DEPLOYMENT_FLAGS.items():
         group.add_argument(f"--{name}", metavar=metavar, help=description)
 
 
 def deployment_of(arguments: argparse.Namespace) -> Deployment:
-    """Return the deployment that flags ask for. Raises InputError."""
+    """Return the KV cache offloading that the flags set. Raises InputError."""
     values: dict[str, Any] = {}
     names: set[str] = set()
     for name, (_, _, _, read, field) in DEPLOYMENT_FLAGS.items():
-        given = getattr(arguments, name.replace("-", "_"))
-        if given is not None:
-            values[field] = read(f"--{name}", given)
+        value = getattr(arguments, name.replace("-", "_"))
+        if value is not None:
+            values[field] = read(f"--{name}", value)
             names.add(name)
     refuse_alone(names)
     return Deployment(**values)

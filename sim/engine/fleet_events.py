@@ -1,6 +1,6 @@
-"""Faults and changes of a simulated fleet: a death, a rolling deploy, engines added by the rate of arrivals.
+"""Events of a simulated fleet: engine death, rolling deploy, scale-up by arrival rate.
 
-An engine that is not up is not healthy to the router; when it is up again, its cache is cold.
+The router sees an engine that is down as unhealthy. A restarted engine has a cold prefix cache.
 """
 
 import argparse
@@ -19,17 +19,17 @@ EVENT_HELP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """An engine dies: requests without a token come to the router again, streams break, its cache is lost."""
+    """Engine death: requests without a token arrive at the router again, streams break, the KV cache is lost."""
 
     engine: int
-    """Place in the fleet, from 0 on."""
+    """Index in the fleet, from 0."""
     at_s: float
     back_s: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deploy:
-    """Each engine in turn gets no new requests, ends those it has, and starts anew."""
+    """Rolling deploy: each engine in turn drains its requests and restarts with a cold prefix cache."""
 
     at_s: float
     startup_s: float = 0.0
@@ -37,41 +37,41 @@ class Deploy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleUp:
-    """Engines are started as the rate of arrivals asks for."""
+    """Scale-up: engines start when the arrival rate needs them."""
 
     initial: int
-    """Engines up at the beginning."""
+    """Engines up at the start."""
     rate: float
-    """Requests a second for each engine."""
+    """Requests per second and engine."""
     window_s: float = 60.0
-    """Time over which the rate is taken."""
+    """Window of the rate, in seconds."""
     startup_s: float = 0.0
 
 
-Incident = Kill | Deploy | ScaleUp
-_KINDS: dict[str, tuple[type[Incident], dict[str, str]]] = {
+FleetEvent = Kill | Deploy | ScaleUp
+_KINDS: dict[str, tuple[type[FleetEvent], dict[str, str]]] = {
     "kill": (Kill, {"engine": "engine", "at": "at_s", "back": "back_s"}),
     "deploy": (Deploy, {"at": "at_s", "startup": "startup_s"}),
     "scale-up": (ScaleUp, {"from": "initial", "rate": "rate", "window": "window_s", "startup": "startup_s"}),
 }
 
 
-def parse_event(text: str) -> Incident:
-    """Read ``KIND:NAME=VALUE:…``. Raises InputError naming the word that is wrong."""
+def parse_event(text: str) -> FleetEvent:
+    """Parse ``KIND:NAME=VALUE:…``. Raises InputError naming the wrong field."""
     kind, *words = text.split(":")
     if kind not in _KINDS:
         raise InputError(f"--event {text}: unknown kind {kind!r}; expected one of {', '.join(_KINDS)}")
-    made, names = _KINDS[kind]
+    event_type, names = _KINDS[kind]
     values: dict[str, Any] = {}
     for word in words:
         name, _, value = word.partition("=")
         if name not in names:
-            raise InputError(f"--event {text}: {word!r}; expected some of {', '.join(f'{name}=…' for name in names)}")
+            raise InputError(f"--event {text}: {word!r}; expected one of {', '.join(f'{name}=…' for name in names)}")
         values[names[name]] = _value(text, word, names[name], value)
     needed = [name for name, field in names.items() if field in {"engine", "at_s", "initial", "rate"}]
     if missing := [name for name in needed if names[name] not in values]:
         raise InputError(f"--event {text}: no {missing[0]}; expected {kind}:{':'.join(f'{name}=…' for name in needed)}")
-    event = made(**values)
+    event = event_type(**values)
     if isinstance(event, Kill) and event.back_s <= event.at_s:
         raise InputError(f"--event {text}: back is not after at; expected a later time")
     return event
@@ -87,8 +87,8 @@ def _value(text: str, word: str, field: str, value: str) -> float | int:
     return number
 
 
-def check_events(events: Sequence[Incident], engines: int) -> None:
-    """Raises InputError if an event needs more engines than there are."""
+def check_events(events: Sequence[FleetEvent], engines: int) -> None:
+    """Raise InputError if an event names an engine that the fleet does not have."""
     for event in events:
         if isinstance(event, Kill) and event.engine >= engines:
             raise InputError(f"--event kill: engine={event.engine}; expected 0 to {engines - 1}, the fleet's engines")
@@ -99,5 +99,5 @@ def check_events(events: Sequence[Incident], engines: int) -> None:
             raise InputError(f"--event: {kind.__name__} twice; expected each kind but kill once")
 
 
-def settings_of(event: Incident) -> dict[str, object]:
+def settings_of(event: FleetEvent) -> dict[str, object]:
     return {"kind": type(event).__name__, **{field.name: getattr(event, field.name) for field in fields(event)}}

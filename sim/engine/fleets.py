@@ -1,4 +1,4 @@
-"""A fleet of engines on one workload: laid out, run under its router, and the results of the requests."""
+"""Fleet of engines on one workload: construction, run under a router, results of the requests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ from tracefile.records.arrays import BoolArray, IntArray
 from tracefile.records.errors import InputError
 
 COMPARED_TOKENS = 1000
-"""Of the prefill by which engines of a mixed fleet are compared."""
+"""Tokens of the prefill that compares the engines of a mixed fleet."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetEngine:
-    """An engine of a fleet."""
+    """Engine of a fleet: scheduler settings, latency model, KV cache offloading."""
 
     name: str
     config: EngineConfig
@@ -43,14 +43,14 @@ class FleetEngine:
 def engines_of(
     plan: FleetPlan, models: Sequence[Model], config_of: Callable[[Model], EngineConfig], deployment: Deployment
 ) -> list[FleetEngine]:
-    """Return the plan's engines, each of its own model where there are several. Raises InputError."""
+    """Return the plan's engines, with a shared latency model or a model per engine. Raises InputError."""
     count = len(plan.names)
     if len(models) not in (1, count):
         raise InputError(f"--latency-model: {len(models)} models for {count} engines; expected one, or one for each")
-    each = list(models) * (count if len(models) == 1 else 1)
+    engine_models = list(models) * (count if len(models) == 1 else 1)
     engines = [
         FleetEngine(name, config_of(model), model, deployment.tiers)
-        for name, model in zip(plan.names, each, strict=True)
+        for name, model in zip(plan.names, engine_models, strict=True)
     ]
     sizes = {engine.config.block_size for engine in engines}
     if len(sizes) > 1:
@@ -59,9 +59,9 @@ def engines_of(
 
 
 def routed_requests(arrivals: Arrivals, block_size: int) -> list[Routed]:
-    """Return the requests of a workload as a router sees them."""
-    starts = np.cumsum(arrivals.known) - arrivals.known
-    ends = starts + np.minimum(arrivals.known, arrivals.prompt_tokens // block_size)
+    """Return the requests of a workload with the fields that a router reads: session, prompt block keys, tokens."""
+    starts = np.cumsum(arrivals.hashed_blocks) - arrivals.hashed_blocks
+    ends = starts + np.minimum(arrivals.hashed_blocks, arrivals.prompt_tokens // block_size)
     names = ("session_id", "max_tokens", "turn")
     columns = (starts.tolist(), ends.tolist(), arrivals.prompt_tokens.tolist(), *map(arrivals.column, names))
     keys, block_tokens = arrivals.hashes.data, float(block_size)
@@ -72,14 +72,14 @@ def routed_requests(arrivals: Arrivals, block_size: int) -> list[Routed]:
 
 
 class FleetLoad:
-    """A workload on a fleet of engines, and its run under a router: ``dispatch``."""
+    """Workload on a fleet of engines; ``dispatch``: its run under a router."""
 
     dispatch: Dispatch
 
     def __init__(
         self, arrivals: Arrivals, engines: Sequence[FleetEngine], seed: int | None, *, keeps_rows: bool = False
     ) -> None:
-        """``seed``: None without noise. ``keeps_rows``: engines keep the counts of all steps."""
+        """``seed``: None: without noise. ``keeps_rows``: engines record the term counts of every scheduler step."""
         self.arrivals, self.engines = arrivals, engines
         block_size = engines[0].config.block_size
         requests = request_columns(arrivals, block_size).make(floats(np.ones(len(arrivals))))
@@ -89,23 +89,23 @@ class FleetLoad:
 
     @property
     def requests(self) -> list[SimulatedRequest]:
-        """Requests as the router has them, in the order of ``arrivals``."""
+        """Requests as the router sees them, in the order of ``arrivals``."""
         return self.fleet.requests
 
     def life_of(self) -> IntArray:
-        """Number of the life in which each request last was; NONE: no engine got it."""
+        """Return the index of the engine's life that served each request; NONE: no engine did."""
         return np.array([request.life for request in self.requests], np.int64)
 
     def served_in(self, life: Life) -> list[SimulatedRequest]:
-        """Return the requests of a life as its engine has them."""
+        """Return the engine's copies of the requests that a life served."""
         served = (request.served for request in self.requests if request.life == life.index)
         return [request for request in served if request is not None]
 
     def results(self) -> Results:
-        """Return the results of all requests, which have ended."""
+        """Return the results of all requests: latencies and cached tokens."""
         life_of = self.life_of()
         engines = [
-            self._results_in(life_of == life.index, life.engine.seen_ms, self.engines[life.number].name)
+            self._results_in(life_of == life.index, life.engine.delivered_ms, self.engines[life.number].name)
             for life in self.fleet.lives
         ]
         unserved = self._results_in(life_of == NONE, vec[float](), None)
@@ -113,13 +113,13 @@ class FleetLoad:
 
     @property
     def traffic(self) -> TierTraffic:
-        """Traffic of the memory behind the pools."""
+        """KV cache traffic to and from host memory."""
         return traffic_of([life.engine for life in self.fleet.lives], [life.engine for life in self.fleet.current])
 
-    def _results_in(self, is_there: BoolArray, seen_ms: vec[float], upstream: str | None) -> EngineResults:
+    def _results_in(self, is_there: BoolArray, delivered_ms: vec[float], upstream: str | None) -> EngineResults:
         rows = np.flatnonzero(is_there)
         served = [self.requests[row].as_served() for row in rows.tolist()]
-        return EngineResults(served, rows, seen_ms, upstream)
+        return EngineResults(served, rows, delivered_ms, upstream)
 
 
 def _make_life(  # noqa: PLR0917 - one for each side's need
@@ -131,7 +131,7 @@ def _make_life(  # noqa: PLR0917 - one for each side's need
     number: int,
     life: int,
 ) -> Life:
-    """Return the life of that number in a fleet, of its engine ``number``. ``ids``: of all requests."""
+    """Create life ``life`` of a fleet, of engine ``number``, with an empty prefix cache. ``ids``: of all requests."""
     spec, seed = engines[number], engine_seed(seed, number if life < len(engines) else life)
     engine = make_engine(
         spec.config, spec.model, seed, deployment=spec.deployment, now_ms=start_ms, keeps_rows=keeps_rows
@@ -140,7 +140,7 @@ def _make_life(  # noqa: PLR0917 - one for each side's need
 
 
 def engine_seed(seed: int | None, number: int) -> int | None:
-    """Seed of an engine's noise; the first has the run's own."""
+    """Return the noise seed of an engine; the first engine has the seed of the run."""
     if seed is None or number == 0:
         return seed
     sequence = np.random.SeedSequence((seed & 0xFFFFFFFFFFFFFFFF, number))
@@ -156,7 +156,7 @@ def run_fleet(
     *,
     keeps_rows: bool = False,
 ) -> FleetLoad:
-    """Run a workload through a fleet to its end."""
+    """Run a workload on a fleet until all requests have ended."""
     load, route = FleetLoad(arrivals, engines, seed, keeps_rows=keeps_rows), plan.parsed_route()
     if route is None:
         fleet, upstreams = load.fleet, arrivals.column("upstream")
@@ -164,11 +164,11 @@ def run_fleet(
         router = Router(plan.names, lambda request, engines: number_of.get(upstreams[fleet.coming], 0))
     else:
         router = _router(route, load)
-    incidents = None
+    timeline = None
     if plan.events:
         start_ms = float(arrivals.arrival_ms.min(initial=np.inf))
-        incidents = Timeline(plan.events, len(engines), start_ms)
-    load.dispatch = Dispatch(load.fleet, routed, router, incidents=incidents)
+        timeline = Timeline(plan.events, len(engines), start_ms)
+    load.dispatch = Dispatch(load.fleet, routed, router, timeline=timeline)
     load.dispatch.run()
     return load
 
@@ -184,5 +184,5 @@ def _router(route: Route, load: FleetLoad) -> Router:
         complete=load.fleet,
         capacity_blocks=min(engine.config.usable_blocks for engine in engines),
         costs=costs,
-        speeds=[times_ms[0] / own_ms for own_ms in times_ms] if mixed and min(times_ms) > 0.0 else (),
+        speeds=[times_ms[0] / time_ms for time_ms in times_ms] if mixed and min(times_ms) > 0.0 else (),
     )

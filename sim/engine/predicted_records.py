@@ -1,4 +1,4 @@
-"""Record of a request as a run predicts it. mypyc compiles this module."""
+"""Predicted record of a request: latencies, tokens, cached tokens, preemptions. mypyc compiles this module."""
 
 from functools import cache
 from typing import Any, Final
@@ -21,13 +21,14 @@ from tracefile.records.schema import Record
 TOO_LONG: Final = "exceeds_engine"
 BY_FLEET: Final = {LOST: "engine_died", NO_ENGINE: "no_engine"}
 FAILURES: Final = {UNSERVABLE: TOO_LONG, PARENT_FAILED: "parent_failed", NO_ENGINE: BY_FLEET[NO_ENGINE]}
-"""Errors by outcome: of requests that failed by the fleet, and of those that no engine served."""
+"""Errors by outcome, of failures in the fleet and of requests that no engine served."""
 
 
 def predict(
     record: Record, request: SimulatedRequest, times: list[float | None], texts: GapTexts, block_size: int
 ) -> None:
-    """Give a record what was predicted of its request; ``times``: its arrival, duration, TTFT, queue and think time."""
+    """Fill a record with its request's predicted latencies and tokens. ``times``: arrival, E2E latency, TTFT, queue
+    time and think time, in ms."""
     record.arrival_ms, record.e2e_ms, ttft_ms, queue_ms, think_ms = times
     record.scheduled_ms = record.first_byte_ms = record.ttft_ms = record.output_tokens = record.cached_tokens = None
     record.itl_ms, record.itl_tokens, record.extra = [], [], {}
@@ -40,7 +41,7 @@ def predict(
         record.status, record.error = "error", FAILURES[outcome]
         record.http_status = record.finish_reason = None
         return
-    tokens = request.num_seen
+    tokens = request.num_delivered
     if outcome in (ABORTED, LOST):
         record.finish_reason = record.kv_blocks = None
         if outcome == LOST:
@@ -54,7 +55,7 @@ def predict(
         if tokens > 1:
             request.close_run()
             gaps: Any = msgspec.Raw(texts.array(request.token_runs))
-            record.itl_ms, record.itl_tokens = gaps, _ones_text(tokens - 1)
+            record.itl_ms, record.itl_tokens = gaps, _single_tokens(tokens - 1)
     record.output_tokens = tokens
     record.cached_tokens = None if request.cached_tokens == NOT_ADMITTED else request.cached_tokens
     record.queue_ms = queue_ms
@@ -62,5 +63,5 @@ def predict(
 
 
 @cache
-def _ones_text(count: int) -> Any:
+def _single_tokens(count: int) -> Any:
     return msgspec.Raw(b"[" + b"1," * (count - 1) + b"1]")

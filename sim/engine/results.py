@@ -1,4 +1,4 @@
-"""Results of a simulated run as a trace: its header, and a record per request with predicted times."""
+"""Results of a simulated run as a trace: the header, and a record per request with predicted latencies."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -26,54 +26,54 @@ from tracefile.records.schema import Engine as EngineInfo
 from tracefile.records.schema import Meta, Record, Workload
 
 UNSURE = 1e-3
-"""Distance from a half within which a product of up to ``MOST_PARTS`` may be rounded the other way."""
+"""Distance from a half within which a product of up to ``MOST_PARTS`` may be rounded to the other side."""
 MOST_PARTS = 1e12
 AT_ONCE = 1 << 10
-"""Requests whose columns become numbers at a time."""
+"""Records built at a time."""
 
 
 class EngineResults(NamedTuple):
-    """Requests that have ended on one engine."""
+    """Ended requests of one engine, and the delivery times of its tokens."""
 
     requests: list[SimulatedRequest]
     rows: IntArray
-    """Their places in the workload's ``Arrivals``."""
-    seen_ms: vec[float]
-    """When clients see the tokens of each of the engine's steps."""
+    """Row of each request in the workload's ``Arrivals``."""
+    delivered_ms: vec[float]
+    """Times at which clients receive the tokens of each of the engine's steps."""
     upstream: str | None = None
-    """Name of the engine in a fleet. None: no engine of the fleet got them."""
+    """Name of the engine in a fleet. None: no engine of the fleet served these requests."""
 
 
 class Results(NamedTuple):
-    """A workload that has ended."""
+    """Ended requests of a workload, by engine."""
 
     arrivals: Arrivals
     engines: list[EngineResults]
     is_fleet: bool = False
 
     def requests(self) -> list[SimulatedRequest]:
-        """Return all requests, engine by engine."""
+        """All requests, engine by engine."""
         return [request for engine in self.engines for request in engine.requests]
 
 
 def finished_records(results: Results, block_size: int, *, keep_hashes: bool = True) -> Iterator[Record]:
-    """Yield the records in order of their ends, with the requests in flight at each arrival.
+    """Yield predicted records in order of their ends: latencies, cached tokens, requests in flight at each arrival.
 
-    A record is made when it is asked for, so that they are never all in memory.
+    Records are built lazily, so that they are never all in memory.
     """
     arrivals, requests, engines = results.arrivals, results.requests(), results.engines
     engine_of = np.repeat(np.arange(len(engines)), [len(engine.requests) for engine in engines])
     rows = np.concatenate([engine.rows for engine in engines])
     ended = ResultColumns(requests)
-    came_ms, e2e_ms = array_of(ended.arrival_ms, np.float64), array_of(ended.e2e_ms, np.float64)
-    times_ms = rounded(np.array([came_ms, e2e_ms, ended.ttft_ms, ended.queue_ms]))
+    arrival_ms, e2e_ms = array_of(ended.arrival_ms, np.float64), array_of(ended.e2e_ms, np.float64)
+    times_ms = rounded(np.array([arrival_ms, e2e_ms, ended.ttft_ms, ended.queue_ms]))
     order = np.lexsort((arrivals.numbers[rows], times_ms[0] + np.nan_to_num(times_ms[1])))
     times_ms = np.vstack([times_ms, arrivals.think_ms[rows]])
-    in_flight = _in_flight(came_ms, came_ms + np.nan_to_num(e2e_ms))
-    texts = [GapTexts(engine.seen_ms) for engine in engines]
-    for part in np.array_split(order, len(order) // AT_ONCE + 1):
-        columns = [column.tolist() for column in (part, engine_of[part], in_flight[part], *_known(times_ms[:, part]))]
-        records = arrivals.records(rows[part])
+    in_flight = _in_flight(arrival_ms, arrival_ms + np.nan_to_num(e2e_ms))
+    texts = [GapTexts(engine.delivered_ms) for engine in engines]
+    for ends in np.array_split(order, len(order) // AT_ONCE + 1):
+        columns = [column.tolist() for column in (ends, engine_of[ends], in_flight[ends], *_or_none(times_ms[:, ends]))]
+        records = arrivals.records(rows[ends])
         for record, index, engine, concurrency, *times in zip(records, *columns, strict=True):
             request = requests[index]
             if not keep_hashes:
@@ -85,15 +85,15 @@ def finished_records(results: Results, block_size: int, *, keep_hashes: bool = T
             yield record
 
 
-def _in_flight(came_ms: FloatArray, went_ms: FloatArray) -> IntArray:
-    """Return the requests in flight at each arrival, that one included."""
-    arrived, gone = (np.searchsorted(np.sort(times), came_ms, side="right") for times in (came_ms, went_ms))
+def _in_flight(arrival_ms: FloatArray, end_ms: FloatArray) -> IntArray:
+    """Return the requests in flight at each arrival, including the request that arrives."""
+    arrived, gone = (np.searchsorted(np.sort(times), arrival_ms, side="right") for times in (arrival_ms, end_ms))
     return np.asarray(np.maximum(1, arrived - gone))
 
 
 def rounded(times_ms: FloatArray) -> FloatArray:
-    """Return times as ``round`` gives them. The product with a power of ten is rounded itself, so that near a half its
-    nearest whole number may be another."""
+    """Return times rounded exactly as by ``round``. The product with a power of ten is itself rounded, so that near a
+    half the nearest integer may differ: these times go through ``round``."""
     parts = times_ms * 10**DECIMALS
     nearest = np.rint(parts) / 10**DECIMALS
     unsure = (np.abs(np.abs(parts - np.trunc(parts)) - 0.5) < UNSURE) | (np.abs(parts) > MOST_PARTS)
@@ -101,11 +101,10 @@ def rounded(times_ms: FloatArray) -> FloatArray:
     return nearest
 
 
-def _known(times_ms: FloatArray) -> npt.NDArray[np.object_]:
-    """Return times with None for NaN."""
-    known = times_ms.astype(np.object_)
-    known[np.isnan(times_ms)] = None
-    return known
+def _or_none(times_ms: FloatArray) -> npt.NDArray[np.object_]:
+    values = times_ms.astype(np.object_)
+    values[np.isnan(times_ms)] = None
+    return values
 
 
 def predicted_meta(
@@ -118,7 +117,8 @@ def predicted_meta(
     cold_prompts: bool,
     seed: int | None,
 ) -> Meta:
-    """Header of a predicted trace: all that decided it. ``digest``: of the trace that was simulated."""
+    """Return the header of a predicted trace: model, scheduler and KV cache settings, seed. ``digest``: of the
+    simulated trace."""
     return msgspec.structs.replace(
         meta,
         source="sim",

@@ -1,4 +1,4 @@
-"""``sim run``: predict what an engine would do with a trace, as a trace."""
+"""``sim run``: predict latencies and cached tokens of a trace on an engine; the result is a trace."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from measure import survival
-from measure.number_format import NOTHING, rests_on
+from measure.number_format import NOTHING, coverage_text
 from measure.table import table_lines
 from sim.engine import results as outcomes
 from sim.engine import simulation as simulations
@@ -55,7 +55,7 @@ _LEVELS = (0.5, 0.9, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class CohortSummary:
-    """TTFT of a cohort's requests, ms; aborts before a first token are censored. None: past the last first token."""
+    """TTFT quantiles of a cohort, in ms; aborts before it are censored. None: beyond the last first token."""
 
     name: str
     requests: int
@@ -67,24 +67,24 @@ class CohortSummary:
 
 @dataclass(frozen=True, slots=True)
 class FleetSummary:
-    """A fleet's run in a few lines."""
+    """Summary of a fleet's run."""
 
     route: str
     engines: int
     events: list[tuple[float, str, str]]
-    """Time in s from the first arrival, what happened, and the engine."""
+    """Time in s from the first arrival, event, engine."""
     not_served: dict[str, int]
-    """Requests that failed by the fleet, by error."""
+    """Requests that failed in the fleet, by error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A predicted trace in a few lines."""
+    """Summary of a predicted trace: prefix hits, preemptions, scheduler steps, TTFT."""
 
     requests: int
     not_ok: int
     unservable: int
-    """Part of ``not_ok``: requests too long for this engine."""
+    """Requests too long for this engine; included in ``not_ok``."""
     prompt_tokens: int
     cached_tokens: int
     preemptions: int
@@ -96,13 +96,13 @@ class Summary:
     fleet: FleetSummary | None = None
     """None: one engine."""
     tiers: TierTraffic | None = None
-    """None: no memory behind the pool."""
+    """None: no KV cache offloading."""
     assumptions: tuple[str, ...] = ()
-    """Of memory behind the pool: nothing here could confirm them."""
+    """Assumptions of KV cache offloading, which no capture confirms."""
 
     @property
     def is_overrun(self) -> bool:
-        """True if the engine needs longer to finish than the arrivals took, and longer than a minute."""
+        """True if the engine drains for longer than the arrivals lasted, and for more than a minute."""
         return self.drain_ms > max(self.arrivals_ms, 60_000.0)
 
     @property
@@ -111,7 +111,7 @@ class Summary:
 
 
 def summarise(records: Iterable[Record], preemptions: int, steps: int) -> Summary:
-    """Return a predicted trace in a few lines; its records are not kept."""
+    """Summarise a predicted trace in one pass, without keeping its records: tokens, prefix hits, TTFT."""
     columns = np.fromiter(chain.from_iterable(map(_numbers, records)), np.float64).reshape(-1, 9).T
     arrival_ms, e2e_ms, wait_ms, wait_end, turn, prompt_tokens, cached_tokens, not_ok, too_long = columns
     counted = cached_tokens != NOT_ADMITTED
@@ -133,11 +133,10 @@ def summarise(records: Iterable[Record], preemptions: int, steps: int) -> Summar
 
 
 def _numbers(record: Record) -> tuple[float, ...]:
-    """Return what the summary needs of a record."""
     return (
         record.arrival_ms or 0.0,
         record.e2e_ms or 0.0,
-        *_wait(record),
+        *_first_token_end(record),
         record.turn or 0,
         record.prompt_tokens or 0,
         NOT_ADMITTED if record.cached_tokens is None else record.cached_tokens,
@@ -146,8 +145,8 @@ def _numbers(record: Record) -> tuple[float, ...]:
     )
 
 
-def _wait(record: Record) -> tuple[float, int]:
-    """Return the wait for a first token and how it ended; NaN: not streamed, there was no wait."""
+def _first_token_end(record: Record) -> tuple[float, int]:
+    """Return the TTFT, or the time to its failure or censoring, and the kind of end; NaN: not streamed."""
     if record.ttft_ms is not None:
         return record.ttft_ms, survival.EVENT
     end = survival.END_OF_STATUS[record.status]
@@ -162,7 +161,7 @@ def _cohort(name: str, wait_ms: FloatArray, wait_end: FloatArray) -> CohortSumma
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predict, write, summarize. 1 if the engine could serve no request at all."""
+    """Predict a trace, write it, print the summary. Exit code 1: the scheduler could serve no request."""
     with batches.without_collector():
         summary = predict_trace(arguments)
     fields = {**asdict(summary), "hit_rate": summary.hit_rate}
@@ -193,10 +192,10 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
         for line in (*engine_warning(model, reader.meta), verdict):
             print(f"sim run: {line}", file=sys.stderr)
         arrivals = read_arrivals(reader, engine, arguments)
-    deployment.require_room(arrivals, engine.block_size)
+    deployment.require_host_capacity(arrivals, engine.block_size)
     inputs = [trace, *arguments.latency_model]
     check_new(arguments.output, inputs=inputs, overwrite=arguments.overwrite)
-    if _asks_fleet(arguments, models):
+    if _is_fleet(arguments, models):
         finished, fleet = _run_fleet(arguments, arrivals, models, deployment, seed)
     else:
         finished, fleet = run_engine(arrivals, engine, model, seed, deployment.tiers), {}
@@ -215,7 +214,7 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
 
 
 def written(records: Iterable[Record], writer: TraceWriter) -> Iterator[Record]:
-    """Yield the records once they are written."""
+    """Write the records and yield them."""
     for record in records:
         writer.write(record)
         yield record
@@ -223,11 +222,11 @@ def written(records: Iterable[Record], writer: TraceWriter) -> Iterator[Record]:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """A run of one engine or of a fleet."""
+    """Finished run of an engine or of a fleet."""
 
     results: Results
     engines: list[Engine]
-    """Each life of an engine."""
+    """Engines, each from a cold start to the next."""
     traffic: TierTraffic
     fleet: FleetSummary | None = None
 
@@ -243,34 +242,34 @@ class FinishedRun:
 def run_engine(
     arrivals: Arrivals, config: EngineConfig, model: Model, seed: int | None, deployment: Deployment | None = None
 ) -> FinishedRun:
-    """Run a workload on one engine."""
+    """Run a workload on one engine until all requests have ended."""
     run = simulations.simulate(arrivals, config, model, seed, deployment=deployment)
-    results = EngineResults(run.requests, np.arange(len(arrivals)), run.engine.seen_ms)
+    results = EngineResults(run.requests, np.arange(len(arrivals)), run.engine.delivered_ms)
     return FinishedRun(Results(arrivals, [results]), [run.engine], tiers.traffic_of([run.engine]))
 
 
 def _deployed(model: Model, arguments: argparse.Namespace, deployment: Deployment) -> EngineConfig:
-    """Return a model's engine with the settings that the flags ask for."""
+    """Return the model's scheduler settings with the overrides of the flags."""
     engine = engine_with(model.engine, engine_overrides(arguments))
     deployment.check(engine)
     return engine
 
 
-def _asks_fleet(arguments: argparse.Namespace, models: Sequence[Model]) -> bool:
-    """Return whether the flags ask for several engines or a router. Raises InputError for what a fleet has not."""
-    asked = bool(arguments.route is not None or arguments.event or arguments.replicas not in (None, "1"))
+def _is_fleet(arguments: argparse.Namespace, models: Sequence[Model]) -> bool:
+    """Return whether the flags set several engines or a router. Raises InputError for flags that need a fleet."""
+    is_fleet = bool(arguments.route is not None or arguments.event or arguments.replicas not in (None, "1"))
     routed = arguments.route not in (None, CAPTURED)
     if routed and arguments.replicas is None and not arguments.event:
         raise InputError(f"--route: {LONE_ROUTE}")
-    if not asked and len(models) > 1:
+    if not is_fleet and len(models) > 1:
         raise InputError(f"--latency-model: {len(models)} models for one engine; expected --replicas {len(models)}")
-    return asked
+    return is_fleet
 
 
 def _run_fleet(
     arguments: argparse.Namespace, arrivals: Arrivals, models: Sequence[Model], deployment: Deployment, seed: int | None
 ) -> tuple[FinishedRun, dict[str, Any]]:
-    """Run ``arrivals`` through the fleet that the flags ask for; return its settings, too."""
+    """Run ``arrivals`` on the fleet that the flags set; return the run and the fleet's settings for the header."""
     configs = {id(model): _deployed(model, arguments, deployment) for model in models}
     plan = fleet_plan(arguments.replicas, arguments.route, arguments.event, lambda: arrivals.column("upstream"))
     assert plan is not None
@@ -299,7 +298,7 @@ def _fleet_summary(plan: FleetPlan, engines: Sequence[FleetEngine], load: FleetL
 
 
 def read_arrivals(reader: TraceReader, engine: EngineConfig, arguments: argparse.Namespace) -> Arrivals:
-    """Read the requests in order of arrival; with ``--replay-sessions``, each waits for its parent."""
+    """Read the requests in order of arrival; with ``--replay-sessions`` a later turn waits for its parent."""
     trace, cold_prompts, replay_sessions = arguments.trace, arguments.cold_prompts, arguments.replay_sessions
     records = reader.requests()
     if not len(records):
@@ -309,8 +308,9 @@ def read_arrivals(reader: TraceReader, engine: EngineConfig, arguments: argparse
     arrivals = plan_arrivals(
         reader.meta, records, engine.block_size, path=trace, cold_prompts=cold_prompts, replay_sessions=replay_sessions
     )
-    part = None if cold_prompts else rests_on(arrivals.batch.count("block_hashes"), len(arrivals), "block hashes")
-    for warning in [*reader.warnings, *([f"hits are {part}"] if part else [])]:
+    hashed = len(arrivals) if cold_prompts else arrivals.batch.count("block_hashes")
+    coverage = coverage_text(hashed, len(arrivals), "block hashes")
+    for warning in [*reader.warnings, *([f"hits are {coverage}"] if coverage else [])]:
         print(f"warning: {warning}", file=sys.stderr)
     return arrivalorder.by_session(arrivals) if replay_sessions else arrivalorder.by_arrival(arrivals)
 
@@ -332,20 +332,20 @@ def _as_text(summary: Summary, output: Path) -> str:
         lines.append(tiers.traffic_sentence(summary.tiers))
     lines += [f"assumed: {assumption}" for assumption in summary.assumptions]
     if summary.is_overrun:
-        came_s, drain_s = summary.arrivals_ms / 1e3, summary.drain_ms / 1e3
+        arrivals_s, drain_s = summary.arrivals_ms / 1e3, summary.drain_ms / 1e3
         lines.append(
-            f"overrun: {came_s:,.0f} s of arrivals kept the engine busy for {drain_s:,.0f} s more: they come faster "
-            "than it serves them, and TTFTs say how long the trace is"
+            f"overrun: the engine drained for {drain_s:,.0f} s after {arrivals_s:,.0f} s of arrivals; requests arrive "
+            "faster than it serves them, so TTFT grows with the length of the trace"
         )
     return "\n".join(lines)
 
 
 def fleet_lines(fleet: FleetSummary) -> list[str]:
-    """Return a fleet's summary as lines of a terminal."""
-    lines = [f"{fleet.engines} engines, {fleet.route} (report show has each one's hits and TTFT)"]
+    """Return the summary of a fleet as text lines."""
+    lines = [f"{fleet.engines} engines, {fleet.route} (prefix hits and TTFT by engine: report show)"]
     lines += [f"at {at_s:,.1f} s engine {name}: {what}" for at_s, what, name in fleet.events[:MOST_EVENTS_SHOWN]]
     if len(fleet.events) > MOST_EVENTS_SHOWN:
-        lines.append(f"… and {len(fleet.events) - MOST_EVENTS_SHOWN} events more")
+        lines.append(f"… and {len(fleet.events) - MOST_EVENTS_SHOWN} more events")
     return lines + [f"{count} requests failed: {error}" for error, count in fleet.not_served.items()]
 
 

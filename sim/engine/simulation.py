@@ -1,4 +1,4 @@
-"""A workload on one simulated engine: laid out, run, and its results as arrays."""
+"""Simulation of a workload on one engine: scheduler, KV cache, latency model; results as arrays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ from tracefile.compiled import warn_if_plain
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 
 MANY = 1_000
-"""Requests of which the plain form takes seconds."""
+"""Requests from which on an uncompiled run takes seconds."""
 
 
 def request_columns(arrivals: Arrivals, block_size: int, hit_limits: IntArray | None = None) -> RequestColumns:
-    """Return the columns of a workload; ``hit_limits``: blocks that may hit at most, None: any but of prompts whose log
-    probabilities are asked for. Raises ValueError for a request whose chain is too short for its tokens."""
+    """Return the request columns of a workload. ``hit_limits``: limit of each prefix hit, in blocks; None: no hit of
+    prompts with log probabilities, else no limit. Raises ValueError for a chain that is too short for its tokens."""
     if hit_limits is None:
         hit_limits = np.where(arrivals.prompt_logprobs > 0, 0, ANY_HITS)
     computed = arrivals.prompt_tokens + arrivals.output_tokens - 1
@@ -49,8 +49,8 @@ def request_columns(arrivals: Arrivals, block_size: int, hit_limits: IntArray | 
         (
             integers(arrivals.prompt_tokens),
             integers(arrivals.output_tokens),
-            integers(np.cumsum(arrivals.known) - arrivals.known),
-            integers(np.minimum(arrivals.known, computed // block_size)),
+            integers(np.cumsum(arrivals.hashed_blocks) - arrivals.hashed_blocks),
+            integers(np.minimum(arrivals.hashed_blocks, computed // block_size)),
             integers(hit_limits),
             integers(~arrivals.runs),
             integers(parents),
@@ -65,7 +65,7 @@ def request_columns(arrivals: Arrivals, block_size: int, hit_limits: IntArray | 
 
 
 def servable(arrivals: Arrivals, config: EngineConfig) -> BoolArray:
-    """Return for each request if an engine can ever serve it."""
+    """Return for each request whether the engine's scheduler accepts it."""
     scheduler, tokens = make_scheduler(config), arrivals.prompt_tokens + arrivals.output_tokens
     lengths, length_of = np.unique(np.maximum(tokens, 2), return_inverse=True)
     accepts = [scheduler.accepts(Request("", length - 1, 1, vec[i64]())) for length in lengths.tolist()]
@@ -73,7 +73,7 @@ def servable(arrivals: Arrivals, config: EngineConfig) -> BoolArray:
 
 
 def step_noise(noise: Noise, seed: int | None) -> StepNoise:
-    """Return the factors of one run's steps; ``seed`` None: medians."""
+    """Return the noise factors of a run's scheduler steps; ``seed`` None: medians."""
     key = None if seed is None else int(np.array([steps_stream(seed)], np.uint64).view(np.int64)[0])
     table = step_table(noise)
     return StepNoise(
@@ -89,9 +89,9 @@ def step_noise(noise: Noise, seed: int | None) -> StepNoise:
 def make_scheduler(
     config: EngineConfig, deployment: Deployment | None = None, cache: KVCache | None = None
 ) -> Scheduler:
-    """Return an engine's scheduler with an empty KV cache, and memory behind the pool if ``deployment`` has some.
+    """Return an engine's scheduler with an empty KV cache, and with offloading to host memory if ``deployment`` has it.
 
-    ``cache``: a KV cache with hits of its own.
+    ``cache``: KV cache to use instead.
     """
     if cache is None and config.kv_groups is not None:
         cache = make_hybrid_cache(config)
@@ -122,7 +122,7 @@ def make_engine(
     now_ms: float = 0.0,
     keeps_rows: bool = False,
 ) -> Engine:
-    """Return an engine before its first request."""
+    """Return an engine before its first request: scheduler, latency model, API server."""
     cost = StepCost(list(model.costs))
     return Engine(
         make_scheduler(config, deployment, cache),
@@ -136,53 +136,53 @@ def make_engine(
 
 
 def rows_of(engine: Engine) -> FloatArray:
-    """Return the counts by step and term, the terms of a step first, of an engine that keeps them."""
+    """Return the term counts of each scheduler step, shape (steps, terms), of an engine with ``keeps_rows``."""
     return array_of(engine.rows, np.float64).reshape(-1, NUM_ROW_TERMS)
 
 
-def seen_ms_of(engine: Engine) -> FloatArray:
-    """Return when clients see each step's tokens."""
-    return array_of(engine.seen_ms, np.float64)
+def delivered_ms_of(engine: Engine) -> FloatArray:
+    """Return the delivery time of each step's tokens, in ms."""
+    return array_of(engine.delivered_ms, np.float64)
 
 
 def thinned_gaps(parts: Sequence[tuple[list[SimulatedRequest], FloatArray]], most: int) -> FloatArray:
-    """Return the gaps between the tokens of each request, request after request; of more than ``most`` every n-th.
+    """Return the gaps between tokens (ITL) of all requests, in ms; every n-th gap if there are more than ``most``.
 
-    ``parts``: requests of one engine, and when clients see the tokens of each of its steps.
+    ``parts``: by engine, its requests and the delivery time of each step's tokens.
     """
     runs = [TokenRuns(requests) for requests, _ in parts]
-    gaps = [np.maximum(array_of(run.num_seen, np.int64) - 1, 0) for run in runs]
-    stride, before, thinned = -(-sum(int(each.sum()) for each in gaps) // most) or 1, 0, [np.empty(0)]
-    for run, each, (_, seen_ms) in zip(runs, gaps, parts, strict=True):
-        kept = np.arange(-before % stride, each.sum(), stride)
-        before += int(each.sum())
+    gaps = [np.maximum(array_of(run.num_delivered, np.int64) - 1, 0) for run in runs]
+    stride, before, thinned = -(-sum(int(num_gaps.sum()) for num_gaps in gaps) // most) or 1, 0, [np.empty(0)]
+    for run, num_gaps, (_, delivered_ms) in zip(runs, gaps, parts, strict=True):
+        positions = np.arange(-before % stride, num_gaps.sum(), stride)
+        before += int(num_gaps.sum())
         # A request has one token more than gaps.
-        streamed = each[array_of(run.num_seen, np.int64) > 0]
-        tokens = kept + np.searchsorted(np.cumsum(streamed), kept, side="right")
+        streamed = num_gaps[array_of(run.num_delivered, np.int64) > 0]
+        tokens = positions + np.searchsorted(np.cumsum(streamed), positions, side="right")
         firsts, counts = array_of(run.runs, np.int64).reshape(-1, 2).T
         ends = np.cumsum(counts)
         run_of = np.searchsorted(ends, [tokens, tokens + 1], side="right")
         steps = [tokens, tokens + 1] + (firsts - ends + counts)[run_of]
-        thinned.append(seen_ms[steps[1]] - seen_ms[steps[0]])
+        thinned.append(delivered_ms[steps[1]] - delivered_ms[steps[0]])
     return np.concatenate(thinned)
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A workload's run on one engine."""
+    """Run of a workload on one engine."""
 
     engine: Engine
     requests: list[SimulatedRequest]
 
     @property
     def rows(self) -> FloatArray:
-        """Counts by step and term, of an engine that keeps them."""
+        """Term counts of each scheduler step, of an engine with ``keeps_rows``."""
         return rows_of(self.engine)
 
     @property
-    def seen_ms(self) -> FloatArray:
-        """Times at which clients see each step's tokens."""
-        return seen_ms_of(self.engine)
+    def delivered_ms(self) -> FloatArray:
+        """Delivery time of each step's tokens, in ms."""
+        return delivered_ms_of(self.engine)
 
 
 def simulate(
@@ -196,7 +196,7 @@ def simulate(
     cache: KVCache | None = None,
     keeps_rows: bool = False,
 ) -> Simulation:
-    """Run a workload on one engine. ``columns``: of these arrivals, where they are laid out already."""
+    """Run a workload on one engine until all requests have ended. ``columns``: request columns of ``arrivals``."""
     if len(arrivals) > MANY:
         warn_if_plain()
     columns = columns or request_columns(arrivals, config.block_size)

@@ -1,4 +1,4 @@
-"""Traffic of the memory behind the pools after a run."""
+"""KV cache offloading traffic of a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from sim.engine.loop import Engine
 
 @dataclass(frozen=True, slots=True)
 class TierTraffic:
-    """Blocks and tokens that went to and from a run's host memory."""
+    """KV cache blocks and tokens moved to and from host memory in a run."""
 
     loads: int
     loaded_tokens: int
     stored_blocks: int
     host_blocks: int
-    """In the host's memory at the end; and evicted from it."""
+    """Blocks in host memory at the end."""
     host_evicted: int
 
 
 def traffic_of(engines: Sequence[Engine], living: Sequence[Engine] | None = None) -> TierTraffic:
-    """Return the traffic of a run's engines; ``living``: those whose memory is there at the end, else all."""
+    """Return the offloading traffic of a run. ``living``: engines with host memory at the end; None: all engines."""
     tiers = [tier for engine in engines if (tier := engine.scheduler.offloading) is not None]
     resident = [tier for engine in living or engines if (tier := engine.scheduler.offloading) is not None]
     return TierTraffic(
@@ -34,5 +34,5 @@ def traffic_of(engines: Sequence[Engine], living: Sequence[Engine] | None = None
 def traffic_sentence(traffic: TierTraffic) -> str:
     return (
         f"memory behind the pool: {traffic.loaded_tokens:,} tokens loaded in {traffic.loads:,} transfers, "
-        f"{traffic.stored_blocks:,} blocks stored, {traffic.host_blocks:,} kept and {traffic.host_evicted:,} evicted"
+        f"{traffic.stored_blocks:,} blocks stored, {traffic.host_blocks:,} kept, {traffic.host_evicted:,} evicted"
     )

@@ -19,7 +19,7 @@ from sim.engine.simulatedrequest import SimulatedRequest
 from sim.fit import capturedschedule
 from sim.fit.schedule import Reconstruction
 from sim.vllm.config import EngineConfig, engine_overrides
-from sim.vllm.settings import settle
+from sim.vllm.settings import resolve_settings
 from sim.workload import arrivals as planning
 from tracefile.files.reading import load_trace
 from tracefile.records.errors import USAGE_ADVICE, InputError
@@ -80,14 +80,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def audit_loaded(path: Path, meta: Meta, records: list[Record], overrides: dict[str, Any]) -> Audit:
     """Reconstruct the schedule of the trace and compare. Raises InputError for an unfit trace."""
-    settings = settle({str(path): meta}, overrides)
+    settings = resolve_settings({str(path): meta}, overrides)
     reporting = [record for record in records if record.cached_tokens is not None]
     if not reporting:
         raise InputError(f"{path}: cached_tokens: no record has any; {USAGE_ADVICE}")
     arrivals = planning.plan_arrivals(meta, records, settings.config.block_size, path=str(path))
     columns = simulation.request_columns(arrivals, settings.config.block_size)
     engine, found = settings.config, capturedschedule.reconstruct(records, columns, settings.config)
-    if not settings.scheduling_known and found.misfits:
+    if not settings.scheduling_recorded and found.misfits:
         other = replace(engine, async_scheduling=not engine.async_scheduling)
         ahead = capturedschedule.reconstruct(records, columns, other)
         engine, found = (other, ahead) if ahead.misfits < found.misfits else (engine, found)
@@ -163,7 +163,7 @@ def _cached_tokens(request: SimulatedRequest) -> int | None:
 
 def _keys(request: SimulatedRequest) -> list[int]:
     """Known keys of the blocks that the request fills."""
-    return list(request.keys[request.first_key : request.first_key + request.known_keys])
+    return list(request.keys[request.first_key : request.first_key + request.num_keys])
 
 
 def _beyond_the_trace(request: SimulatedRequest, reported: int, found: Reconstruction, block_size: int) -> str | None:
@@ -175,7 +175,7 @@ def _beyond_the_trace(request: SimulatedRequest, reported: int, found: Reconstru
     blocks = reported // block_size
     if reported <= (_cached_tokens(request) or 0) or not blocks:
         return None
-    if blocks > request.known_keys:
+    if blocks > request.num_keys:
         return "reported reaches beyond the hashes that the trace has of it"
     last = _keys(request)[blocks - 1]
     if not any(last in _keys(other) for other in found.requests if other is not request):

@@ -64,14 +64,14 @@ class CapturedSchedule:
     def run(self) -> Reconstruction:
         composed: Step | None = None
         while True:
-            step = composed or self._compose(self._steps[0], at_rest=True)
+            step = composed or self._compose(self._steps[0], is_idle=True)
             if step is None:
                 if not self._wait():
                     break
                 continue
             end_ms = self._planned_ms
             other = self._steps[step is self._steps[0]]
-            composed = self._compose(other, at_rest=False) if self.config.async_scheduling else None
+            composed = self._compose(other, is_idle=False) if self.config.async_scheduling else None
             self._finish(step, end_ms)
         return Reconstruction(
             self._requests,
@@ -94,13 +94,13 @@ class CapturedSchedule:
         runs = [place for place in order if not requests[place].is_as_recorded]
         return sorted(runs, key=lambda place: ranks[place])[::-1]
 
-    def _compose(self, step: Step, *, at_rest: bool) -> Step | None:
+    def _compose(self, step: Step, *, is_idle: bool) -> Step | None:
         while self._leaving and self._seen.left_ms[self._leaving[-1]] <= self._now_ms:
             self._leave(self._leaving.pop())
         self._enter()
         if not self.scheduler.has_work():
             return None
-        schedule = self.scheduler.schedule_at_rest if at_rest else self.scheduler.schedule
+        schedule = self.scheduler.schedule_when_idle if is_idle else self.scheduler.schedule
         self._preemptions += schedule(step)
         for share in step.shares[step.count - step.admitted : step.count]:
             request = self._requests[share.request.index]
@@ -189,7 +189,7 @@ class CapturedSchedule:
         ahead = StepAhead(self.config.max_num_batched_tokens, self.config.block_size)
         for request in scheduler.running:
             token, depth = request.num_generated + request.placeholders, request.num_computed
-            ahead.add(request, token, depth, scheduler.lacking(request))
+            ahead.add(request, token, depth, scheduler.num_new_tokens(request))
         for request in scheduler.waiting:
             depth = self._hit_tokens(request, ahead)
             ahead.add(request, request.num_generated, depth, request.num_tokens - depth)
@@ -199,7 +199,7 @@ class CapturedSchedule:
         """Prompt tokens that are cached, or will be by an earlier request of the step."""
         size = self.config.block_size
         hits = self.scheduler.cache.look_up(request) // size
-        most = min((request.num_tokens - 1) // size, request.hit_limit, request.known_keys)
+        most = min((request.num_tokens - 1) // size, request.hit_limit, request.num_keys)
         while hits < most and request.keys[request.first_key + hits] in ahead.filled:
             hits += 1
         return hits * size

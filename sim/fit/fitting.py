@@ -39,7 +39,7 @@ from sim.latency.fittraces import FitTrace, fit_trace, refuse_fitted
 from sim.latency.modelfile import Model, Parameter
 from sim.latency.terms import TERMS, FrontendPlacement
 from sim.latency.verdicts import engine_named
-from sim.vllm.settings import Settings, model_name, settle
+from sim.vllm.settings import Settings, model_name, resolve_settings
 from sim.workload.arrivals import plan_arrivals
 from tracefile.commandline.progress import counted
 from tracefile.files.digest import trace_digest
@@ -85,7 +85,7 @@ def fit_traces(config: FitConfig) -> Fitted:
         digest, records = trace_digest(path), loaded[str(path)][1]
         refuse_fitted(sources, path, digest, records)
         sources.append(fit_trace(path, digest, records))
-    settings = settle({path: meta for path, (meta, _) in loaded.items()}, config.overrides)
+    settings = resolve_settings({path: meta for path, (meta, _) in loaded.items()}, config.overrides)
     if settings.assumed:
         told = ", ".join(f"{name} = {value}" for name, value in settings.assumed.items())
         print(f"sim calibrate: assumed, because no trace and no flag says: {told}", file=sys.stderr)
@@ -179,7 +179,7 @@ def _schedules(captures: Sequence[Capture], variants: Sequence[Variant]) -> dict
 def _variants(config: FitConfig, settings: Settings) -> list[Variant]:
     """Shapes of engine that neither the traces nor the flags rule out."""
     placements = get_args(FrontendPlacement) if config.frontend is None else (config.frontend,)
-    scheduling = (settings.config.async_scheduling,) if settings.scheduling_known else (False, True)
+    scheduling = (settings.config.async_scheduling,) if settings.scheduling_recorded else (False, True)
     return [
         Variant(replace(settings.config, async_scheduling=ahead), placement)
         for ahead in scheduling

@@ -66,7 +66,7 @@ class StepAhead:
         if share == tokens > 0:
             self.sampling.append((request.index, token))
         if share > 1:
-            full = min((depth + share) // self.block_size, request.known_keys)
+            full = min((depth + share) // self.block_size, request.num_keys)
             first = request.first_key
             self.filled.update(request.keys[first + block] for block in range(depth // self.block_size, full))
 

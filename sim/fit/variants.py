@@ -109,8 +109,8 @@ def factual_columns(capture: Capture, block_size: int) -> tuple[Arrivals, Reques
     unknown."""
     arrivals = capture.arrivals
     hits = np.minimum(np.array(capture.cached_tokens) // block_size, arrivals.full_blocks)
-    if (hits > arrivals.known).any():
-        arrivals = replace(arrivals, known=hits, hashes=np.arange(1, hits.sum() + 1, dtype=np.uint64))
+    if (hits > arrivals.hashed_blocks).any():
+        arrivals = replace(arrivals, hashed_blocks=hits, hashes=np.arange(1, hits.sum() + 1, dtype=np.uint64))
     return arrivals, request_columns(arrivals, block_size, hits)
 
 

@@ -18,7 +18,7 @@ from sim.forecast.validate import keep_gates, report, validate
 from sim.forecast.validate import read_config as read_validation
 from sim.latency.fittraces import fit_trace, refuse_fitted
 from sim.latency.modelfile import Model, load_model, save_model
-from sim.vllm.config import engine_overrides, given_engine_flags
+from sim.vllm.config import changed_engine_flags, engine_overrides
 from tracefile.commandline.exit_codes import UNCERTAIN, verdict_code
 from tracefile.commandline.parser import same_named
 from tracefile.commandline.printing import print_json
@@ -64,8 +64,8 @@ def _run_pace(arguments: argparse.Namespace) -> int:
     paced = (arguments.pace_from, arguments.latency_model)
     if None in paced or arguments.traces or arguments.against:
         raise InputError("--pace-from: expected --pace-from CAPTURE --latency-model MODEL -o OUT, and no CAPTURE")
-    if arguments.term or given_engine_flags(arguments):
-        flag = "--term" if arguments.term else given_engine_flags(arguments)[0]
+    if arguments.term or changed_engine_flags(arguments):
+        flag = "--term" if arguments.term else changed_engine_flags(arguments)[0]
         raise InputError(f"{flag}: given with --pace-from; expected one of them: {KEPT_SHAPE}")
     check_output(arguments.output, MODEL, paced, "--output", overwrite=arguments.overwrite)
     model = pacing.paced_model(load_model(arguments.latency_model), arguments.pace_from)

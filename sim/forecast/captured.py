@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from measure.number_format import rests_on
+from measure.number_format import coverage_text
 from sim.engine import simulation
 from sim.engine.deployment import Deployment
 from sim.engine.fleetplan import (
@@ -59,7 +59,7 @@ class Captured:
     def part_hashed(self) -> str:
         """Words on the requests whose hits are known, where these are too few; empty: they are not."""
         hashed = sum(record.block_hashes is not None for record in self.records)
-        part = rests_on(hashed, len(self.records), "block hashes") if hashed and not self.cold else ""
+        part = coverage_text(hashed, len(self.records), "block hashes") if hashed and not self.cold else ""
         return f"hits are {part} and share nothing here" if part else ""
 
     @cached_property
@@ -83,13 +83,13 @@ class Load:
     def most_blocks(self) -> int:
         """Different blocks that the load can ever fill, and a partial one of each request."""
         arrivals = self.arrivals
-        private = int((arrivals.full_blocks - arrivals.known).sum())
+        private = int((arrivals.full_blocks - arrivals.hashed_blocks).sum())
         return len(np.unique(arrivals.hashes)) + private + int(arrivals.runs.sum())
 
     @property
     def serves(self) -> bool:
         """True if an engine can serve some request that waits for no other, or the capture tells its end."""
-        roots = self.arrivals.take(np.flatnonzero(self.arrivals.parents == planning.NOBODY))
+        roots = self.arrivals.select(np.flatnonzero(self.arrivals.parents == planning.NOBODY))
         return not roots.runs.all() or bool(simulation.servable(roots, self.engine).any())
 
 
@@ -146,7 +146,7 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
             needs_hashes=engine.enable_prefix_caching,
         )
     arrivals = at_rate(captured.planned[key], scenario.rate)
-    deployment.require_room(arrivals, engine.block_size)
+    deployment.require_host_capacity(arrivals, engine.block_size)
     return Load(scenario, arrivals, engine, fleet, deployment)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from measure.cache.vectors import array_of
 from measure.distributions import ndtri, stdtrit
-from measure.quantiles import interval_places, quantile
+from measure.quantiles import interval_indices, quantile
 from measure.resampling import CONFIDENCE
 from sim.engine.columns import ResultColumns
 from sim.engine.deployment import Deployment
@@ -150,7 +150,7 @@ def interval(values: FloatArray) -> tuple[float, float, float]:
     kept = np.sort(values[~np.isnan(values)])
     if not len(kept):
         return np.nan, np.nan, np.nan
-    low, high = interval_places(CONFIDENCE, len(kept))
+    low, high = interval_indices(CONFIDENCE, len(kept))
     return quantile(kept, 0.5), float(kept[low]), float(kept[high])
 
 
@@ -159,7 +159,7 @@ def _seen(run: Simulation) -> dict[str, npt.NDArray[Any]]:
     return seen_columns(results) | {
         "cached_tokens": array_of(results.cached_tokens, np.int64),
         "preemptions": array_of(results.preemptions, np.int64),
-        "gaps_ms": thinned_gaps([(run.requests, run.seen_ms)], MOST_GAPS),
+        "gaps_ms": thinned_gaps([(run.requests, run.delivered_ms)], MOST_GAPS),
     }
 
 
@@ -171,7 +171,7 @@ def seen_columns(results: ResultColumns) -> dict[str, npt.NDArray[Any]]:
         "arrival_ms": np.where(outcome == PARENT_FAILED, np.nan, array_of(results.arrival_ms, np.float64)),
         "ttft_ms": array_of(results.ttft_ms, np.float64),
         "e2e_ms": array_of(results.e2e_ms, np.float64),
-        "output_tokens": array_of(results.num_seen, np.int64),
+        "output_tokens": array_of(results.num_delivered, np.int64),
     }
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sim.engine.columns import ResultColumns
 from sim.engine.fleetplan import FleetPlan
 from sim.engine.fleets import FleetEngine, FleetLoad, routed_requests, run_fleet
-from sim.engine.simulation import seen_ms_of, thinned_gaps
+from sim.engine.simulation import delivered_ms_of, thinned_gaps
 from sim.forecast.captured import Load
 from sim.forecast.ensemble import MOST_GAPS, Forecast, RunOne, forecast, seen_columns
 from sim.forecast.saturation import PointRun, point_run, run_point, utilization_of
@@ -59,7 +59,7 @@ def _engines(load: Load, plan: FleetPlan, model: Model) -> list[FleetEngine]:
 
 def _seen(load: FleetLoad) -> Seen:
     served = [request.served or request for request in load.requests]
-    parts = [(load.served_in(life), seen_ms_of(life.engine)) for life in load.fleet.lives]
+    parts = [(load.served_in(life), delivered_ms_of(life.engine)) for life in load.fleet.lives]
     return seen_columns(ResultColumns(load.requests)) | {
         "cached_tokens": np.array([request.cached_tokens for request in served]),
         "preemptions": np.array([request.preemptions for request in served]),
@@ -85,5 +85,5 @@ def point_of(load: Load, model: Model) -> tuple[PointRun, float]:
     longest = max((points[index] for index in busiest), key=lambda point: len(point.counts))
     point = replace(longest, counts=np.concatenate([points[index].counts for index in busiest]))
     rows = np.flatnonzero(np.isin(life_of, busiest))
-    local = load.arrivals.take(rows) if len(rows) else None  # a prefill worker's requests end elsewhere
+    local = load.arrivals.select(rows) if len(rows) else None  # a prefill worker's requests end elsewhere
     return point, utilization_of(point, load.arrivals, engines[place].config, engines[place].model, local=local)

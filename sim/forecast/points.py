@@ -140,7 +140,7 @@ def make_point(
     **more: Any,
 ) -> ForecastPoint:
     """Return a point with its effects against ``base``, and if enough members keep the limits."""
-    kept = [limit.holds_each(forecast.values[measure_name(limit)]) for limit in limits]
+    kept = [limit.meets(forecast.values[measure_name(limit)]) for limit in limits]
     within = float(np.mean(np.all(kept, axis=0))) if kept else None
     served = not forecast.saturated and not np.median(forecast.values["unserved"])
     measures = {name: summing.measure_beside(name, forecast.values, base) for name in forecast.values}

@@ -97,7 +97,7 @@ def _capacity(arrivals: Arrivals, config: EngineConfig, model: Model) -> float:
 def _at_once(arrivals: Arrivals) -> Arrivals:
     """Queue all requests at time 0, in the order in which they came; none waits for another or is aborted."""
     order = np.argsort(arrivals.arrival_ms, kind="stable")
-    queued, nothing = arrivals.take(order), np.full(len(order), np.nan)
+    queued, nothing = arrivals.select(order), np.full(len(order), np.nan)
     seen = np.maximum(arrivals.batch.numbers("output_tokens")[queued.rows], 1)
     return replace(
         queued,

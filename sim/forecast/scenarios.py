@@ -10,7 +10,7 @@ from typing import Any
 
 from engines.routing.routes import parse_route
 from report.output import add_page_argument
-from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, positive, refuse_alone, whole
+from sim.engine.deployment import DEPLOYMENT_FLAGS, Deployment, integer, positive, refuse_alone
 from sim.engine.fleet_events import parse_event
 from sim.engine.fleetplan import CAPTURED, add_fleet_flags, replicas_of
 from tracefile.commandline.parser import Parser, seed
@@ -165,7 +165,7 @@ def _events(flag: str, word: str) -> tuple[str, ...]:
     return (word,)
 
 
-WHOLE = whole(0)
+WHOLE = integer(0)
 
 
 @dataclass(frozen=True, slots=True)

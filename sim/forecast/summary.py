@@ -44,7 +44,7 @@ def cohorts_of(records: Sequence[Record]) -> dict[str, IntArray]:
     return {name: rows for name, rows in indexes.items() if len(rows)}
 
 
-def first_token_waits(forecast: Forecast, member: int, rows: IntArray) -> LatencySample:
+def ttft_sample(forecast: Forecast, member: int, rows: IntArray) -> LatencySample:
     """TTFT of a member's requests, each waited for to its end."""
     arrival_ms, ttft_ms, e2e_ms = (
         column[member, rows] for column in (forecast.arrival_ms, forecast.ttft_ms, forecast.e2e_ms)
@@ -69,7 +69,7 @@ def values_of(forecast: Forecast, waits: Mapping[str, Sequence[LatencySample]]) 
 def waits_of(forecast: Forecast, cohorts: Mapping[str, IntArray]) -> dict[str, list[LatencySample]]:
     """Return waits for the first token by cohort and member."""
     return {
-        name: [first_token_waits(forecast, member, rows) for member in range(forecast.members)]
+        name: [ttft_sample(forecast, member, rows) for member in range(forecast.members)]
         for name, rows in cohorts.items()
     }
 
@@ -131,7 +131,7 @@ def finite(value: float) -> float | None:
 def measured_point(captured: Captured, cohorts: Mapping[str, IntArray]) -> ForecastPoint | None:
     """Return the captured load as its trace has it; None: the trace has no times, or was simulated."""
     run = make_run("measured", captured.path.name, captured.meta, captured.records)
-    waits = {name: latency_samples.first_token_waits(run, rows) for name, rows in cohorts.items()}
+    waits = {name: latency_samples.ttft_sample(run, rows) for name, rows in cohorts.items()}
     waits = {name: sample for name, sample in waits.items() if sample.count(EVENT)}
     if captured.meta.source == "sim" or not (waits or np.isfinite(run.e2e_ms).any()):
         return None

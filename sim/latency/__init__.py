@@ -1,3 +1,3 @@
-"""The latency model: terms of a step, API server, noise, model.json."""
+"""Latency model: terms of a scheduler step, API server, noise, model.json."""
 
 import tracefile.compiled  # noqa: F401 - before any module that may be compiled

@@ -1,7 +1,7 @@
-"""Traces that a model is fitted on, which must never validate it; each has a sample of its requests by hash.
+"""Traces of a fit, which must not validate the latency model; each has a sample of request hashes.
 
-A hash is of a request's name and its measured times: a part of the trace shares some, another capture of the same load
-none.
+A hash covers a request's id and its measured times: a subset of the trace shares hashes, another capture of the same
+load shares none.
 """
 
 import os
@@ -16,19 +16,19 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
 
 MOST = 256
-"""Hashes of a sample: a part with one request in fifty shares some of them in 199 of 200 cases."""
+"""Hashes of a sample: a subset with one request in fifty shares a hash in 199 of 200 cases."""
 _DIGITS = 12
 
 
 class FitTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace that the model was fitted on; such a trace must never validate the model."""
+    """Trace of a fit; it must not validate the latency model."""
 
     digest: str
     """``trace_digest``: SHA-256 over the record lines."""
     name: str
     requests: int
     sample: list[str] = []
-    """Hashes of some of its requests (``request_sample``). Empty: written before these were kept."""
+    """Sample of request hashes (``request_sample``). Empty: written by an earlier version."""
 
 
 def fit_trace(path: Path, digest: str, records: Sequence[Record]) -> FitTrace:
@@ -38,28 +38,27 @@ def fit_trace(path: Path, digest: str, records: Sequence[Record]) -> FitTrace:
 def refuse_fitted(
     fitted_on: Sequence[FitTrace], path: str | os.PathLike[str], digest: str, records: Iterable[Record] = ()
 ) -> None:
-    """Raise InputError if a trace is one of ``fitted_on``, or if some of its ``records`` are in one of them."""
+    """Raise InputError if a trace or some of its ``records`` belong to the fit of the latency model."""
     for trace in fitted_on:
         if trace.digest == digest:
             raise InputError(
-                f"{os.fspath(path)}: the model is fitted on this very trace ({trace.name}, digest {digest[:12]}…); "
-                "expected a trace it has not seen"
+                f"{os.fspath(path)}: the model was fitted on this trace ({trace.name}, digest {digest[:12]}…); "
+                "expected another trace"
             )
     name_of = {mark: trace.name for trace in fitted_on for mark in trace.sample}
     if (shared := first_shared(name_of, records)) is not None:
         raise InputError(
-            f"{os.fspath(path)}: has requests of {name_of[shared]}, which the model is fitted on; expected a trace it "
-            "has not seen"
+            f"{os.fspath(path)}: has requests of {name_of[shared]}, a trace of the model's fit; expected another trace"
         )
 
 
 def request_sample(records: Iterable[Record]) -> list[str]:
-    """Smallest hashes of the requests that have times, in order."""
+    """Return the smallest hashes of the requests with recorded latencies, ascending."""
     return nsmallest(MOST, {_hash(record) for record in records if _is_timed(record)})
 
 
 def first_shared(sample: Container[str], records: Iterable[Record]) -> str | None:
-    """Hash of the first request that is in the sample; None: there is none."""
+    """Return the hash of the first request in the sample; None: no request is."""
     return next((digest for record in records if _is_timed(record) and (digest := _hash(record)) in sample), None)
 
 

@@ -1,4 +1,4 @@
-"""model.json: an engine's parameters, their uncertainty, and the captures that they were fitted on."""
+"""model.json: latency parameters of an engine, their uncertainty, and the captures of the fit."""
 
 import hashlib
 import os
@@ -20,13 +20,13 @@ from tracefile.storage.output import MODEL, replace_output
 
 MODEL_SCHEMA: Literal["kvtape-model/2"] = "kvtape-model/2"
 MOST_COST = 1e9
-"""Of a file's parameter: 11 days for one step, token or request."""
+"""Limit of a parameter in a file: 11 days for one step, token or request."""
 MOST_DRIFT = 5.0
-"""Of a file's ``drift_log_sd``: a factor of 150 between two captures."""
+"""Limit of ``drift_log_sd`` in a file: a factor of 150 between two captures."""
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Value of one parameter, and its uncertainty."""
+    """Latency parameter and its uncertainty."""
 
     value: float
     unit: str
@@ -35,45 +35,45 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     high: float | None = None
     """Upper end (97.5 %)."""
     identified: bool = True
-    """False: the captures hold nothing that depends on it enough; the value is a placeholder."""
+    """False: the captures do not determine it; the value is a placeholder."""
     note: str | None = None
     """Reason why it is not identified, or source of the value."""
 
 
 PRICED_SETTINGS: Final = ("block_size", "max_num_seqs", "max_num_batched_tokens", "async_scheduling")
-"""Settings that decide the cost of a step."""
+"""Scheduler settings that change the cost of a step."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A fitted engine. Times in ms, tokens counted, errors as fractions of the observed value."""
+    """Latency model of a fitted engine. Times in ms; errors as fractions of the observed value."""
 
     schema: Literal["kvtape-model/2"] = MODEL_SCHEMA
     parameters: dict[str, Parameter]
-    """By the names of ``sim.latency.terms.TERMS``; an absent one is 0. Repeated KV reads cost as much as first ones
-    where theirs is absent."""
+    """By name in ``sim.latency.terms.TERMS``; absent: 0. Without their own parameter repeated KV reads cost as much as
+    first reads."""
     engine: EngineConfig
-    """Settings under which it was fitted: the defaults of ``sim run``."""
+    """Scheduler settings of the fit: the defaults of ``sim run``."""
     frontend_placement: FrontendPlacement = "parallel"
     noise: Noise = msgspec.field(default_factory=Noise)
     draws: list[list[float]] = []
-    """Joint draws of the parameters from the bootstrap by session: a row per draw, in the order of ``parameters``.
-    Empty: the uncertainty is unknown."""
+    """Joint bootstrap draws of the parameters, by session: a row per draw, in the order of ``parameters``. Empty: the
+    uncertainty is unknown."""
     drift_log_sd: float = 0.0
-    """Standard deviation of log(speed) between captures, beyond what the parameters explain: the engine's speed on
+    """Standard deviation of log(speed) between captures that the parameters do not explain: the engine's speed on
     another day."""
     drift_freedom: int = 0
-    """Degrees of freedom of that estimate, for Student's t. 0: it is known exactly."""
+    """Degrees of freedom of ``drift_log_sd``, for Student's t. 0: exact."""
     model_name: str | None = None
-    """The served model's name, from the traces. Null: they do not say."""
+    """Name of the served model, from the traces. Null: not recorded."""
     fitted_on: list[FitTrace] = []
-    """Empty: not fitted, but written down."""
+    """Captures of the fit. Empty: parameters not fitted."""
     diagnostics: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
-        known = {term.name for term in TERMS}
+        names = {term.name for term in TERMS}
         for name, parameter in self.parameters.items():
-            if name not in known:
-                raise InputError(f"parameters.{name}: unknown; expected some of {', '.join(sorted(known))}")
+            if name not in names:
+                raise InputError(f"parameters.{name}: unknown; expected one of {', '.join(sorted(names))}")
             if not 0.0 <= parameter.value < float("inf"):
                 raise InputError(f"parameters.{name}.value: {parameter.value}; expected a finite number, 0 or more")
         for number, draw in enumerate(self.draws):
@@ -101,7 +101,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         return [trace.digest for trace in self.fitted_on]
 
     def other_settings(self, engine: EngineConfig) -> Iterator[str]:
-        """Yield settings that decide the cost of a step and are not those of the fit; a pool's size is none of them."""
+        """Yield scheduler settings that change the cost of a step and differ from the fit; not the KV cache size."""
         for name in PRICED_SETTINGS:
             value, fitted = getattr(engine, name), getattr(self.engine, name)
             if value != fitted:
@@ -118,7 +118,7 @@ def make_model(
     noise: Noise | None = None,
     placement: FrontendPlacement = "parallel",
 ) -> Model:
-    """A model of given parameters, not fitted; ``costs``: by the names of ``TERMS``."""
+    """Return a latency model that is not fitted; ``costs``: ms per count, by name in ``TERMS``."""
     units = {term.name: term.unit for term in TERMS}
     return Model(
         parameters={
@@ -133,7 +133,7 @@ def make_model(
 
 
 def default_model() -> Model:
-    """A small CPU engine: the parameters once fitted on vLLM serving a 128 × 2 model on one core."""
+    """Return the latency model of a small CPU engine, fitted on vLLM serving a 128 × 2 model on one core."""
     costs = {
         "t0_ms": 4.3,
         "per_prefill_token_ms": 0.013,
@@ -155,13 +155,13 @@ def default_model() -> Model:
 
 
 class _Header(msgspec.Struct):
-    """Part of a model.json that tells its version."""
+    """Schema version of a model.json."""
 
     schema: str = MODEL_SCHEMA
 
 
 def load_model(path: str | os.PathLike[str]) -> Model:
-    """Read a model.json. Raises InputError naming the file and the field."""
+    """Read a latency model from model.json. Raises InputError naming the file and the field."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -184,7 +184,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
 
 
 def _usable(model: Model) -> Model:
-    """Return the model; raises InputError for numbers that no engine has, and that overflow in forecasts."""
+    """Return the model. Raises InputError for numbers beyond any engine, which overflow in forecasts."""
     values = {f"parameters.{name}.value": value for name, value in model.cost_by_name.items()}
     values |= {f"draws[{number}]": max(draw, default=0.0) for number, draw in enumerate(model.draws)}
     for field, value in values.items():
@@ -196,15 +196,15 @@ def _usable(model: Model) -> Model:
 
 
 def encode_model(model: Model) -> bytes:
-    """The file's bytes: the same model gives the same ones."""
+    """Return the bytes of model.json; equal models have equal bytes."""
     return encode_document(model)
 
 
 def save_model(model: Model, path: str | os.PathLike[str]) -> None:
-    """Write a model.json, replacing one that was there at once or not at all."""
+    """Write a model.json; replace an existing file atomically."""
     replace_output(path, encode_model(model), MODEL, "--output")
 
 
 def model_digest(model: Model) -> str:
-    """Hex SHA-256 of the model's file: names the model in what it predicted."""
+    """Return the hex SHA-256 of model.json, which identifies the latency model in predicted traces."""
     return hashlib.sha256(encode_model(model)).hexdigest()

@@ -1,13 +1,13 @@
-"""Noise that the step model leaves: random factors on steps and on the API server's work, drawn by counter.
+"""Noise of the latency model: random factors on scheduler steps and on API server work, from a counter-based stream.
 
-A step's duration is its predicted duration times a factor. The distribution of the factor depends on the length of the
-step: a delay of a few milliseconds is large for a step of 12 ms and small for one of 400 ms. All requests in a step
-share its factor, so TTFT and ITL are drawn jointly, and queues need no draws of their own. Part of a step's factor is
-autocorrelated: its correlation with the value t ms before is exp(−t / ``correlation_time_ms``). A request draws one
-factor, for the API server's work on it.
+The duration of a step is its predicted duration times a factor. The distribution of the factor depends on the predicted
+duration: a delay of a few milliseconds is large for a step of 12 ms and small for a step of 400 ms. All requests of a
+step share its factor, so TTFT and ITL are uniforms jointly, and queueing needs no noise of its own. A share of the
+factor is autocorrelated: its correlation with the value t ms before is exp(−t / ``correlation_time_ms``). Each request
+has a factor on the API server's work.
 
-A draw depends on the seed and on the step's number, or on the request's id, and on nothing else. Normals and logs are
-interpolated in tables (``sim.latency.stepnoise``).
+A draw depends only on the seed and on the step's number, or on the request's id. Normals and logs are interpolated in
+tables (``sim.latency.stepnoise``).
 """
 
 import math
@@ -26,16 +26,16 @@ from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
 
 LEVELS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
-"""Probabilities at which quantiles are kept. Beyond the outermost ones the quantile is constant: no tail is assumed."""
+"""Probabilities of the stored quantiles. Beyond the outermost the quantile is constant: no tail is assumed."""
 
 WIDEST_LOG = 50.0
-"""Greatest log ratio to either side: a factor of 5e21, far from what overflows."""
+"""Largest absolute log ratio: a factor of 5e21, far from overflow."""
 _STEPS = b"\0steps"
-"""Name of the steps' stream of draws; a request's stream is named by its id."""
+"""Name of the random stream of steps; the stream of a request is named by its id."""
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Distributions of log(observed / predicted). Raises InputError if its tables do not fit together."""
+    """Distributions of log(observed / predicted) latency. Raises InputError if the tables are inconsistent."""
 
     levels: tuple[float, ...] = LEVELS
     """Probabilities, ascending: the columns of the tables."""
@@ -46,7 +46,7 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     autocorrelated_share: float = 0.0
     """Share of the variance of a step's factor that is autocorrelated, 0 to 1."""
     correlation_time_ms: float = 1.0
-    """Time in which that correlation falls to 1/e, ms."""
+    """Time in which the autocorrelation falls to 1/e, ms."""
     frontend_log_ratio: tuple[float, ...] = (0.0,) * len(LEVELS)
     """Per level: log(observed time in the API server / predicted)."""
 
@@ -75,12 +75,12 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def weights(noise: Noise) -> tuple[float, float]:
-    """Weights of the autocorrelated part of a step's factor and of the independent part."""
+    """Return the weights of the autocorrelated and of the independent normal of a step's factor."""
     return math.sqrt(noise.autocorrelated_share), math.sqrt(1.0 - noise.autocorrelated_share)
 
 
 def stream(seed: int, name: bytes) -> int:
-    """Key of the stream of draws that a name has under a seed."""
+    """Return the key of the random stream of a name under a seed."""
     return xxhash.xxh3_64_intdigest(name, seed=seed & MASK64)
 
 
@@ -93,7 +93,7 @@ def step_knots(noise: Noise) -> FloatArray:
 
 
 def step_table(noise: Noise) -> FloatArray:
-    """log(observed / predicted) per knot at normals from −``WIDEST`` to ``WIDEST``; no rows: every factor is 1."""
+    """Return log(observed / predicted) by knot, at normals from −``WIDEST`` to ``WIDEST``; empty: no noise."""
     if not any(any(row) for row in noise.step_log_ratio):
         return np.empty((0, 0))
     at = np.arange(-WIDEST * PER_NORMAL, WIDEST * PER_NORMAL + 1) / PER_NORMAL
@@ -103,22 +103,22 @@ def step_table(noise: Noise) -> FloatArray:
 
 
 def frontend_factors(noise: Noise, seed: int | None, request_ids: Sequence[str]) -> FloatArray:
-    """Factors on the API server's time per request, shape (n,); ``seed`` None: the median."""
+    """Return the noise factor on the API server's time of each request, shape (n,); ``seed`` None: the median."""
     if seed is None or not any(noise.frontend_log_ratio):
         return np.full(len(request_ids), math.exp(np.interp(0.5, noise.levels, noise.frontend_log_ratio)))
-    return _drawn_factors(noise, seed, tuple(request_ids))
+    return _random_factors(noise, seed, tuple(request_ids))
 
 
 @lru_cache(maxsize=128)  # members keep their noise from scenario to scenario
-def _drawn_factors(noise: Noise, seed: int, request_ids: tuple[str, ...]) -> FloatArray:
+def _random_factors(noise: Noise, seed: int, request_ids: tuple[str, ...]) -> FloatArray:
     keys = np.array([stream(seed, name.encode()) for name in request_ids], np.uint64)
-    drawn = (mix64_array(keys + np.uint64(GOLDEN)) >> 11) * 2.0**-53
-    logs = np.interp(drawn, noise.levels, noise.frontend_log_ratio)
+    uniforms = (mix64_array(keys + np.uint64(GOLDEN)) >> 11) * 2.0**-53
+    logs = np.interp(uniforms, noise.levels, noise.frontend_log_ratio)
     return np.array([math.exp(log) for log in logs.tolist()])  # numpy's has other last bits
 
 
 @cache
 def normals_table() -> FloatArray:
-    """Standard normals at probabilities 0 to 1 in ``NORMALS`` steps, the outermost at a quarter of a step."""
+    """Return standard normals at probabilities 0 to 1 in ``NORMALS`` intervals, the outermost at a quarter interval."""
     least, normal = 0.25 / NORMALS, NormalDist()
     return np.array([normal.inv_cdf(min(max(i / NORMALS, least), 1.0 - least)) for i in range(int(NORMALS) + 1)])

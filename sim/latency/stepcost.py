@@ -1,7 +1,7 @@
-"""Work of a step in the terms of the latency model, and its duration. mypyc compiles this module.
+"""Term counts of a scheduler step, and its duration by the latency model. mypyc compiles this module.
 
-A row holds one count per term, in the order of ``sim.latency.terms.TERMS``, which explains the terms. A new term is a
-``Term`` there and a line in the function here that counts it; in ``decode_step_ms`` too, if steps of decodes have it.
+A row holds a count per term, in the order of ``sim.latency.terms.TERMS``. A new term needs a ``Term`` there and a line
+here in the function that counts it; also in ``decode_step_ms``, if decode steps have it.
 """
 
 from math import exp
@@ -30,14 +30,14 @@ RECEIVED_TOKENS: Final[i64] = 13
 NUM_ROW_TERMS: Final[i64] = 14
 DELIVERED_TOKENS: Final[i64] = 14
 NUM_TERMS: Final[i64] = 15
-REST_MS: Final = 200.0
-"""Rest after which 1 − 1/e of its cost is there; 100 to 400 predict captures of a real engine equally well."""
+IDLE_MS: Final = 200.0
+"""Idle time after which 1 − 1/e of the idle cost applies; 100 to 400 predict captures of a real engine equally well."""
 
 
 class StepCost:
-    """Counts the work of steps and what it costs. ``costs``: by term.
+    """Term counts of the current scheduler step, and its predicted duration. ``costs``: ms per count, by term.
 
-    ``row``: counts of the step in hand, those of receiving requests on a shared core included.
+    ``row``: counts of the current step, including requests received on a shared core.
     """
 
     def __init__(self, costs: list[float]) -> None:
@@ -49,15 +49,14 @@ class StepCost:
         self._repeated_kv_token_ms: float = costs[REPEATED_KV_TOKENS]
 
     def clear(self) -> None:
-        """Begin an empty row."""
         row = self.row
         for term in range(NUM_ROW_TERMS):
             row[term] = 0.0
 
     def count_step(self, step: Step, step_end_ms: float) -> None:
-        """Count a composed step; ``step_end_ms``: end of the engine's step before, minus infinity: there was none.
+        """Count a composed scheduler step; ``step_end_ms``: end of the previous step; −infinity: no step before.
 
-        A rest lasts until the arrival of the step's first request: a fit knows it without the API server's costs.
+        Idle time ends at the arrival of the step's first request, which a fit observes without API server costs.
         """
         self.clear()
         self.row[STEPS] = 1.0
@@ -74,22 +73,22 @@ class StepCost:
                 self.count_chunk(tokens, depth)
         self.count_decodes(float(decodes), float(kv_tokens), float(step.repeated_tokens))
         if step.count > 0:
-            self._count_rest(step.shares[0].request.arrival_ms - step_end_ms)
+            self._count_idle(step.shares[0].request.arrival_ms - step_end_ms)
 
     def count_decode_step(self, decodes: float, kv_tokens: float, repeated_tokens: float) -> None:
-        """Count a step of decodes alone, which follows another."""
+        """Count a step with decodes only, directly after another step."""
         self.clear()
         self.row[STEPS] = 1.0
         self.count_decodes(decodes, kv_tokens, repeated_tokens)
 
     def count_reception(self, requests: float, prompt_tokens: float) -> None:
-        """Count the API server's work on requests that arrive, with ``prompt_tokens`` together; parts in fractions."""
+        """Count API server work to receive requests with ``prompt_tokens`` in total; fractions: partial work."""
         row = self.row
         row[RECEIVED] += requests
         row[RECEIVED_TOKENS] += prompt_tokens
 
     def step_ms(self) -> float:
-        """Duration of the step in the row: the cost of its terms, summed in their order."""
+        """Return the predicted duration of the step in the row: costs of its terms, summed in order, in ms."""
         costs = self.costs
         row = self.row
         duration_ms = 0.0
@@ -98,21 +97,21 @@ class StepCost:
         return duration_ms
 
     def decode_step_ms(self, decodes: float, kv_tokens: float, repeated_tokens: float) -> float:
-        """Duration of a step that ``count_decode_step`` would count, to the bit."""
+        """Return the duration of a decode step in ms, bit for bit as after ``count_decode_step``."""
         repeated = min(repeated_tokens, kv_tokens)
         duration_ms = self._step_ms + self._decode_ms * decodes + self._kv_token_ms * (kv_tokens - repeated)
         return duration_ms + self._repeated_kv_token_ms * repeated
 
     def reception_ms(self, prompt_tokens: i64) -> float:
-        """Time that the API server takes to receive a request, before the scheduler gets it."""
+        """Return the time of the API server to receive a request, before it enters the scheduler, in ms."""
         return self.costs[RECEIVED] + self.costs[RECEIVED_TOKENS] * float(prompt_tokens)
 
     def delivery_ms(self, prompt_tokens: i64) -> float:
-        """Time from the step's end of first tokens to when clients see them, for ``prompt_tokens`` together."""
+        """Return the time from the end of a step to the delivery of its first tokens, in ms."""
         return self.costs[DELIVERED_TOKENS] * float(prompt_tokens)
 
     def count_chunk(self, tokens: i64, depth: i64) -> None:
-        """Count a prefill chunk of ``tokens`` whose request has KV of ``depth`` tokens before it."""
+        """Count a prefill chunk of ``tokens`` after ``depth`` tokens of KV cache."""
         row = self.row
         half_square = float(tokens * tokens) / 2.0
         row[PREFILL_TOKENS] += float(tokens)
@@ -123,10 +122,10 @@ class StepCost:
         row[PREFILL_STEPS] = 1.0
 
     def count_decodes(self, requests: float, kv_tokens: float, repeated_tokens: float) -> None:
-        """Count requests that each compute one token, on ``kv_tokens`` of KV together.
+        """Count decoding requests, which read ``kv_tokens`` of KV cache in total.
 
-        ``repeated_tokens``: KV tokens that running requests hold and another request held before them. What a prefill
-        of the step holds is in it, so it may be more than ``kv_tokens``.
+        ``repeated_tokens``: KV cache tokens that running requests share, prefilling requests included, so it may exceed
+        ``kv_tokens``.
         """
         row = self.row
         repeated = min(repeated_tokens, kv_tokens)
@@ -134,9 +133,9 @@ class StepCost:
         row[KV_TOKENS] += kv_tokens - repeated
         row[REPEATED_KV_TOKENS] += repeated
 
-    def _count_rest(self, rest_ms: float) -> None:
-        """Count the engine's rest before the step, whose chunks are counted; 0 and less: it follows another step."""
-        if rest_ms > 0.0:
-            lasted = 1.0 - exp(-rest_ms / REST_MS)
-            self.row[RESTED_STEPS] = lasted
-            self.row[RESTED_DEPTHS] = lasted * self.row[DEPTHS]
+    def _count_idle(self, idle_ms: float) -> None:
+        """Count the engine's idle time before the step, after its prefill chunks; 0 or less: no idle time."""
+        if idle_ms > 0.0:
+            saturation = 1.0 - exp(-idle_ms / IDLE_MS)
+            self.row[RESTED_STEPS] = saturation
+            self.row[RESTED_DEPTHS] = saturation * self.row[DEPTHS]

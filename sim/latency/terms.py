@@ -1,11 +1,11 @@
-"""Terms of the latency model: the duration of a scheduler step and of the API server's work is linear in them.
+"""Terms of the latency model: durations of scheduler steps and of API server work are linear in their counts.
 
     step_ms          = sum over the terms of a step of cost × count
     entry            = arrival + frontend_base_ms + frontend_ms_per_prompt_token × prompt tokens
-    first token seen = its step's end + delivery_ms_per_prompt_token × prompt tokens
+    first token      = end of its step + delivery_ms_per_prompt_token × prompt tokens
 
-A row holds one count per term, in the order of ``TERMS``. Parameters in model.json and columns of the fit follow from
-``TERMS``. A new term is a ``Term`` here, and in ``sim.latency.stepcost`` its place in the row and the line that counts
+A row holds a count per term, in the order of ``TERMS``. Parameters in model.json and columns of the fit follow from
+``TERMS``. A new term is a ``Term`` here, and in ``sim.latency.stepcost`` its index in the row and the line that counts
 it. docs/model.md explains each term.
 """
 
@@ -14,28 +14,28 @@ from dataclasses import dataclass
 from typing import Literal
 
 StepRow = Sequence[float]
-"""Counts of one step: the terms of a step, then on a shared core those of receiving requests."""
+"""Term counts of a step, then on a shared core the counts of received requests."""
 
 FrontendPlacement = Literal["parallel", "serial", "shared_core"]
-"""``parallel``: the API server works on every request at once. ``serial``: on one request at a time, as one event loop
-does. ``shared_core``: serial, and on the engine's core, so that each takes twice as long while the other has work."""
+"""``parallel``: the API server works on all requests at once. ``serial``: on one request at a time, as an event loop
+does. ``shared_core``: serial on the engine's core, so that both run at half speed while both have work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Cost of one kind of work: a parameter of the model, a column of the regression."""
+    """Cost of a kind of work, such as prefill tokens: a parameter of the latency model, a column of the fit."""
 
     name: str
     """Name in model.json; its unit is ``unit``."""
     unit: str
     counts: str
-    """Quantity that is counted, for people."""
+    """Description of the counted quantity."""
     work: Literal["step", "prefill", "decode", "reception", "delivery"]
-    """Part of the work that it belongs to. ``step``: a step's own, whatever is in it."""
+    """Kind of work. ``step``: independent of the step's batch."""
     default: bool = False
-    """Part of every fit. Other terms enter when they improve a fit, or on request."""
+    """True: in every fit. Other terms enter if they improve a fit, or on request."""
     capture: str = "a load in which its count varies on its own"
-    """Load that separates this term from the others (see ``loadgen``)."""
+    """Load that identifies this term in a fit (see ``loadgen``)."""
 
 
 STEP_TERMS = (
@@ -67,7 +67,7 @@ STEP_TERMS = (
     Term(
         "per_kv_token_ms",
         "ms/token",
-        "KV tokens of the decoding requests, read first in the step",
+        "KV tokens of the decoding requests, first read in the step",
         "decode",
         default=True,
         capture="outputs generated after short and after very long prompts",
@@ -75,7 +75,7 @@ STEP_TERMS = (
     Term(
         "per_repeated_kv_token_ms",
         "ms/token",
-        "KV tokens of the decoding requests, read before in the step for another request",
+        "KV tokens of the decoding requests, read again in the step for another request",
         "decode",
         default=True,
         capture="outputs generated at once after prompts that share a long prefix",
@@ -87,14 +87,14 @@ STEP_TERMS = (
     Term(
         "rested_step_ms",
         "ms/step",
-        "steps after a rest of the engine, as far as it lasted",
+        "steps after idle time of the engine, weighted by its length",
         "step",
         capture="short prompts after pauses of up to 5 s",
     ),
     Term(
         "per_rested_depth_ms",
         "ms/token",
-        "KV tokens before the prefill chunks of a step after a rest, as far as it lasted",
+        "KV tokens before the prefill chunks of a step after idle time, weighted by its length",
         "prefill",
         capture="long prompts sent again after pauses of up to 5 s",
     ),
@@ -125,5 +125,5 @@ EXTRA_TERMS = tuple(term.name for term in TERMS if not term.default)
 
 
 def column(name: str) -> int:
-    """Return the place of a term in ``TERMS`` and in every row."""
+    """Return the index of a term in ``TERMS`` and in every row."""
     return [term.name for term in TERMS].index(name)

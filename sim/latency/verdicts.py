@@ -1,7 +1,7 @@
-"""Trust in a model: verdicts of ``sim validate``, the error on the capture itself, and the engine it was fitted on.
+"""Trust in a latency model: verdicts of ``sim validate``, the error on the capture itself, the engine of the fit.
 
-Every forecast tells them by the same rule. Verdicts are kept in a file beside model.json and are no part of it: its
-digest names the model in its predictions, and stays when the model is judged.
+Every forecast reports them. Verdicts are stored in a file beside model.json, not in it: the digest of model.json
+identifies the model in its predictions and must not change with a validation.
 """
 
 import sys
@@ -21,15 +21,15 @@ from tracefile.records.schema import Meta
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Gates of one validation of a model."""
+    """Gates of a validation of a latency model."""
 
     model_digest: str
     trace: str
     trace_digest: str
     engine: dict[str, str]
-    """Engine and served model of the trace, as far as its header tells them."""
+    """Engine and served model from the header of the trace."""
     gates: int
-    """Gates that were tested."""
+    """Number of tested gates."""
     failed: list[str]
     uncertain: list[str] = []
     untested: list[str] = []
@@ -58,17 +58,17 @@ def engine_named(meta: Meta) -> dict[str, str]:
 
 
 def keep_verdict(model: Path, verdict: Verdict) -> None:
-    """Append a verdict; a folder that cannot be written costs a line on stderr, not the validation."""
+    """Append a verdict. A folder that is not writable costs a warning, not the validation."""
     path = verdicts_path(model)
     try:
         with path.open("ab") as file:
             file.write(encode_named(verdict) + b"\n")
     except OSError as error:
-        print(f"sim: {path}: {error.strerror}; forecasts of this model cannot tell its verdict", file=sys.stderr)
+        print(f"sim: {path}: {error.strerror}; forecasts of this model cannot report the verdict", file=sys.stderr)
 
 
 def read_verdicts(path: Path, model: Model) -> list[Verdict]:
-    """Return the verdicts on this very model, the oldest first; a line that is none is passed over."""
+    """Return the verdicts on this latency model, oldest first; skip malformed lines."""
     try:
         lines = verdicts_path(path).read_bytes().splitlines()
     except OSError:
@@ -85,31 +85,31 @@ def read_verdicts(path: Path, model: Model) -> list[Verdict]:
 
 
 def verdict_sentence(path: Path, model: Model, trace_digest: str, meta: Meta) -> str:
-    """Say in one line how the model of ``path`` did in ``sim validate`` on this trace, or on its engine."""
-    known, engine = read_verdicts(path, model), engine_named(meta)
-    here = [verdict for verdict in known if verdict.trace_digest == trace_digest]
+    """Return the verdict of ``sim validate`` on the latency model in a line: on this trace, else on its engine."""
+    verdicts, engine = read_verdicts(path, model), engine_named(meta)
+    here = [verdict for verdict in verdicts if verdict.trace_digest == trace_digest]
     if here:
         return f"in sim validate on this trace this model {here[-1]}"
-    alike = [verdict for verdict in known if engine and verdict.engine == engine]
+    alike = [verdict for verdict in verdicts if engine and verdict.engine == engine]
     if alike:
         return f"not validated on this trace; on {alike[-1].trace}, of the same engine, this model {alike[-1]}"
-    if known:
-        return f"not validated on this engine; on {known[-1].trace} this model {known[-1]}"
-    return "this model was never validated: sim validate tells how far to trust its forecasts"
+    if verdicts:
+        return f"not validated on this engine; on {verdicts[-1].trace} this model {verdicts[-1]}"
+    return "this model was never validated: run sim validate to measure the error of its forecasts"
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """A model's error on the capture that it forecasts from."""
+    """TTFT error of a latency model on the capture that it forecasts from."""
 
     sentence: str
-    """It continues the sentence of the verdict."""
+    """Appended to the sentence of the verdict."""
     trusted: bool
-    """The error keeps the gates' limits."""
+    """True: the error is within the limits of the gates."""
 
 
 def trust(errors: Mapping[str, float], bands: Mapping[str, float], *, saturated: bool) -> Trust:
-    """Hold TTFT errors over all requests, by level, and the half widths of their bands to the gates' limits."""
+    """Compare TTFT errors over all requests, by level, and the half widths of their bands with the gates' limits."""
     limits = IN_SATURATION if saturated else BELOW_SATURATION
     limited = [level for level in errors if level in limits]
     beyond = [level for level in limited if abs(errors[level]) > limits[level]]
@@ -125,7 +125,7 @@ def trust(errors: Mapping[str, float], bands: Mapping[str, float], *, saturated:
         level = max(wide, key=lambda name: wide[name])
         band = f"± {share(wide[level])}" if wide[level] != float("inf") else "no upper end"
         end = f"within the gates' limits, but with a band of {band} at {level}: {TOO_UNCERTAIN}"
-        return Trust(f"{sentence}, {end}", trusted=True)  # its members, and so an answer's confidence, say as much
+        return Trust(f"{sentence}, {end}", trusted=True)  # the members of the forecast carry this uncertainty
     return Trust(f"{sentence}, within the gates' limits", trusted=True)
 
 
@@ -134,14 +134,14 @@ def _errors_text(errors: Mapping[str, float]) -> str:
 
 
 def engine_differences(model: Model, meta: Meta, engine: EngineConfig | None = None) -> Iterator[str]:
-    """Yield what a trace tells of its engine and the fit's captures tell otherwise.
+    """Yield differences between the engine of a trace and the engine of the fit: name, version, scheduler settings.
 
-    ``engine``: the settings of the trace, by default those that its header tells.
+    ``engine``: settings of the trace; None: from its header.
     """
     if engine is None:
         reported = {name: getattr(meta.engine, name, None) for name in EngineConfig.__dataclass_fields__}
-        own_blocks = {} if model.engine.kv_groups is None else {"block_size": None}
-        engine = engine_with(model.engine, reported | own_blocks)
+        block_override = {} if model.engine.kv_groups is None else {"block_size": None}
+        engine = engine_with(model.engine, reported | block_override)
     fitted = {"model": model.model_name, **(model.diagnostics.get("engine") or {})}
     for name, value in engine_named(meta).items():
         if fitted.get(name) not in (None, value):
@@ -150,6 +150,6 @@ def engine_differences(model: Model, meta: Meta, engine: EngineConfig | None = N
 
 
 def engine_warning(model: Model, meta: Meta, engine: EngineConfig | None = None) -> Iterator[str]:
-    """Yield a line if the trace is of another engine than the model."""
-    if settings := list(engine_differences(model, meta, engine)):
-        yield f"the model is of another engine than the trace ({'; '.join(settings)}): its step times may not hold here"
+    """Yield a warning if the trace's engine differs from the engine of the latency model."""
+    if other := list(engine_differences(model, meta, engine)):
+        yield f"the model is of another engine than the trace ({'; '.join(other)}): its step times may not hold here"

@@ -1,1 +1,1 @@
-"""llama.cpp's prefix cache: the chains of its slots, and the prompts that it keeps in memory beside them."""
+"""llama.cpp's prefix cache: token sequences of its slots, and the prompt cache in host memory."""

@@ -1,4 +1,4 @@
-"""The settings of llama.cpp's slots, and their flags."""
+"""Settings of llama.cpp's slots and prompt cache, and their flags."""
 
 import argparse
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Engine
 
 MOST_SLOTS: Final = 4096
-"""More than llama.cpp has: 256 sequences."""
+"""Above llama.cpp's limit of 256 sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotConfig:
-    """Settings of llama.cpp's server; the defaults are those of a server without ``--parallel``. Raises InputError."""
+    """Slots and prompt cache of llama.cpp; defaults of a server without ``--parallel``. Raises InputError."""
 
     slots: int = 4
-    """``--parallel``: requests that run at once."""
+    """``--parallel``: most running requests."""
     slot_prompt_similarity: float = 0.1
-    """Share of a prompt that a slot must hold to be chosen for it. 0: slots are chosen by their last use alone."""
+    """Share of a prompt that a slot must have cached to be selected by prefix. 0: selection by last use alone."""
     kv_unified: bool = True
-    """One KV buffer for all slots: an idle slot's chain moves to the prompt cache when another request starts."""
+    """One KV buffer for all slots: the tokens of an idle slot move to the prompt cache when a request starts."""
     cache_idle_slots: bool = True
     """Idle slots are copied to the prompt cache when a request starts."""
     cache_ram_tokens: int | None = None
@@ -36,27 +36,27 @@ class SlotConfig:
 
     @property
     def saves_idle_slots(self) -> bool:
-        """Return whether a start copies idle slots: without a prompt cache llama.cpp switches that off."""
+        """True if a request's start copies idle slots to the prompt cache; off without a prompt cache."""
         return self.cache_idle_slots and self.cache_ram_tokens != 0
 
 
 def slot_config(arguments: argparse.Namespace, engine: Engine | None) -> SlotConfig:
-    """llama.cpp's settings as given; the number of slots else as the trace's engine told. Raises InputError."""
-    given = {name: getattr(arguments, name) for name in SlotConfig.__dataclass_fields__}
-    if given["slots"] is None and engine is not None and engine.name == "llamacpp":
-        given["slots"] = engine.max_num_seqs
-    return SlotConfig(**{name: value for name, value in given.items() if value is not None})
+    """Return llama.cpp's settings from flags; default number of slots from the trace's header. Raises InputError."""
+    settings = {name: getattr(arguments, name) for name in SlotConfig.__dataclass_fields__}
+    if settings["slots"] is None and engine is not None and engine.name == "llamacpp":
+        settings["slots"] = engine.max_num_seqs
+    return SlotConfig(**{name: value for name, value in settings.items() if value is not None})
 
 
 def add_slot_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags of ``SlotConfig``; unset ones are null."""
+    """Add the flags of ``SlotConfig``."""
     group = parser.add_argument_group("llama.cpp", "with --engine llamacpp")
     group.add_argument("--slots", type=int, help="slots, the server's --parallel (default: the trace's, else 4)")
     group.add_argument(
         "--slot-prompt-similarity",
         type=float,
         metavar="S",
-        help="share of a prompt that its slot must hold (default 0.1)",
+        help="share of a prompt that a slot must have cached (default 0.1)",
     )
     group.add_argument(
         "--kv-unified",
@@ -64,6 +64,8 @@ def add_slot_flags(parser: argparse.ArgumentParser) -> None:
         help="one KV buffer (default: on; a server with --parallel: off)",
     )
     group.add_argument(
-        "--cache-idle-slots", action=argparse.BooleanOptionalAction, help="a start saves idle slots (default: on)"
+        "--cache-idle-slots",
+        action=argparse.BooleanOptionalAction,
+        help="save idle slots at a request's start (default: on)",
     )
-    group.add_argument("--cache-ram-tokens", type=int, help="tokens of the prompt cache (default: no bound)")
+    group.add_argument("--cache-ram-tokens", type=int, help="size of the prompt cache, in tokens (default: unlimited)")

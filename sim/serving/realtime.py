@@ -99,12 +99,12 @@ class RealTimeEngine:
         try:
             while True:
                 self._take_in()
-                step = self._composed or self._compose(self._steps[0], at_rest=True)
+                step = self._composed or self._compose(self._steps[0], is_idle=True)
                 if step is None:
                     await self._wait_for_arrival()
                     continue
                 other = self._steps[step is self._steps[0]]
-                self._composed = self._compose(other, at_rest=False) if self._composes_ahead else None
+                self._composed = self._compose(other, is_idle=False) if self._composes_ahead else None
                 end_ms = self.now_ms + self._duration_ms(step)
                 await self._sleep_until(end_ms)
                 self.now_ms = self._step_end_ms = end_ms
@@ -188,10 +188,10 @@ class RealTimeEngine:
                 arrived.request.arrival_ms = arrived.arrival_ms
                 self.scheduler.add(arrived.request)
 
-    def _compose(self, step: Step, *, at_rest: bool) -> Step | None:
+    def _compose(self, step: Step, *, is_idle: bool) -> Step | None:
         if not self.scheduler.has_work():
             return None
-        schedule = self.scheduler.schedule_at_rest if at_rest else self.scheduler.schedule
+        schedule = self.scheduler.schedule_when_idle if is_idle else self.scheduler.schedule
         self.counters.preemptions += schedule(step)
         return step if step.count else None
 

@@ -213,7 +213,7 @@ class Service:
             len(prompt_ids),
             len(output.token_ids),
             keys,
-            known_keys=len(keys),
+            num_keys=len(keys),
             token_limit=len(prompt_ids) + limits.max_tokens,
             hit_limit=ANY_HITS if fields.prompt_logprobs is None else 0,
         )

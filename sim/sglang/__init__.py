@@ -1,1 +1,1 @@
-"""The rules of SGLang's radix cache."""
+"""SGLang's radix cache: settings, tree, eviction."""

@@ -1,4 +1,4 @@
-"""The settings of SGLang's radix cache, and their flags."""
+"""Settings of SGLang's radix cache, and their flags."""
 
 import argparse
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import MOST_TOKENS
 
 DEFAULT_CHUNK = 8192
-"""SGLang's own on GPUs of 80 GB and more."""
+"""SGLang's default on GPUs of 80 GB and more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +16,11 @@ class RadixConfig:
     """Settings of SGLang's radix cache, under its names. Raises InputError."""
 
     max_total_num_tokens: int | None = None
-    """Tokens of KV that the pool has room for. None: unlimited, or as many blocks as are asked for."""
+    """Capacity of the KV cache, in tokens. None: unlimited, or from ``--num-gpu-blocks``."""
     page_size: int = 1
     """Tokens that are allocated, looked up and cached together."""
     chunked_prefill_size: int | None = DEFAULT_CHUNK
-    """Most prompt tokens computed at once; what is computed is cached then. None: the whole prompt."""
+    """Most tokens of a prefill chunk, which is cached after it is computed. None: the complete prompt."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.page_size <= MOST_TOKENS:
@@ -45,20 +45,23 @@ def add_radix_flags(parser: argparse.ArgumentParser) -> None:
         "--page-size", type=int, metavar="P", help="tokens in a page (default 1), a divisor or multiple of the blocks'"
     )
     sglang.add_argument(
-        "--chunked-prefill-size", type=int, metavar="C", help=f"tokens in a prefill (default {DEFAULT_CHUNK}), -1: all"
+        "--chunked-prefill-size",
+        type=int,
+        metavar="C",
+        help=f"prefill chunk, in tokens (default {DEFAULT_CHUNK}), -1: all",
     )
 
 
 def radix_config(arguments: argparse.Namespace) -> RadixConfig:
-    """SGLang's settings as given. Raises InputError."""
-    given: dict[str, Any] = {
+    """Return the settings of SGLang's radix cache from flags. Raises InputError."""
+    settings: dict[str, Any] = {
         "max_total_num_tokens": arguments.kv_tokens,
         "page_size": arguments.page_size,
         "chunked_prefill_size": arguments.chunked_prefill_size,
     }
-    given = {name: value for name, value in given.items() if value is not None}
+    settings = {name: value for name, value in settings.items() if value is not None}
     if arguments.kv_tokens is not None and arguments.num_gpu_blocks != "inf":
-        raise InputError("--kv-tokens, --num-gpu-blocks: both say how large the cache is; expected one of them")
-    if given.get("chunked_prefill_size") == -1:
-        given["chunked_prefill_size"] = None
-    return RadixConfig(**given)
+        raise InputError("--kv-tokens, --num-gpu-blocks: both set the cache size; expected one of them")
+    if settings.get("chunked_prefill_size") == -1:
+        settings["chunked_prefill_size"] = None
+    return RadixConfig(**settings)

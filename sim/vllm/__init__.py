@@ -1,3 +1,3 @@
-"""The rules of vLLM V1, to be read: settings, request, block pool, scheduler."""
+"""vLLM V1's rules: settings, request, block pool, KV cache, scheduler, preemption."""
 
 import tracefile.compiled  # noqa: F401 - before any module that may be compiled

@@ -1,7 +1,7 @@
-"""vLLM's block pool, block by block: the free queue, in the order of reuse, and the prefix cache of several KV groups.
+"""vLLM's block pool, an object per block: the free block queue in eviction order, and the prefix cache of KV groups.
 
-The rules are numbered as in docs/simulator.md. ``sim.vllm.segments`` is the pool of one KV group of full attention,
-whose blocks need no objects. mypyc compiles this module.
+docs/simulator.md numbers the rules. ``sim.vllm.segments`` is the pool of a single KV group of full attention, which
+needs no object per block. mypyc compiles this module.
 """
 
 from typing import Final
@@ -12,7 +12,9 @@ NONE: Final = -1
 
 
 class Block:
-    """A block of the pool. ``first_key``: of its keys; ``tokens``: up to the end of the prefix under that key."""
+    """KV cache block (vLLM's ``KVCacheBlock``). ``references``: requests that hold the block. ``first_key``: head of
+    its list of keys. ``tokens``: length of the prefix under that key. ``before``, ``after``: neighbors in the free
+    queue."""
 
     def __init__(self, number: i64) -> None:
         self.number: i64 = number
@@ -23,7 +25,7 @@ class Block:
         self.after: Block = self
 
     def is_cached_as(self, index: "KeyIndex", key: i64) -> bool:
-        """Return whether the block is cached under a key of ``index``."""
+        """Return whether the block is in the prefix cache ``index`` under ``key``."""
         cached = self.first_key
         while cached is not None:
             if cached.key == key and cached.index is index:
@@ -33,18 +35,18 @@ class Block:
 
 
 class KeyIndex:
-    """Prefix cache of a KV group: that of keys that all requests may look up, or that of private blocks."""
+    """Prefix cache of a KV group: block by key. ``is_shared``: every request may hit; else keys are private."""
 
-    def __init__(self, is_known: bool) -> None:
-        self.is_known: bool = is_known
+    def __init__(self, is_shared: bool) -> None:
+        self.is_shared: bool = is_shared
         self.first: dict[int, CachedKey] = {}
-        """By key: the first in line for it, whose block a lookup gets."""
+        """By key: the entry cached first, whose block a lookup returns."""
         self.new_states: set[int] = set()
-        """Keys of states cached in the step that is composed: no other request of this step may read them."""
+        """Keys of states cached in the current step: no other request of this step may hit them."""
 
 
 class CachedKey:
-    """A key of a block. Those with the same key are in line, a ring in the order in which they were cached (rule 7)."""
+    """Key of a cached block. Entries with equal keys form a ring, in the order in which they were cached (rule 7)."""
 
     def __init__(self, index: KeyIndex, key: i64, block: Block) -> None:
         self.index: KeyIndex = index
@@ -57,32 +59,32 @@ class CachedKey:
 
 
 class Table:
-    """A request's blocks in one KV group; the null block stands for those that attention does not need."""
+    """Block table of a request in one KV group; the null block replaces blocks that attention no longer needs."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.num_cached: i64 = NONE
-        """Leading blocks that need no caching any more; NONE: nothing was cached or hit."""
+        """Leading blocks already cached, or not worth caching; NONE: nothing was cached or hit."""
         self.partial: i64 = NONE
-        """Position of the block that a hit ends in, which is copied before it is written."""
+        """Position of the block in which a prefix hit ends: copied before the request writes to it."""
         self.source: Block | None = None
-        """That block."""
+        """Cached block to copy."""
         self.allocated: bool = False
         self.last_state: i64 = NONE
         self.retired: i64 = 0
         self.checkpoint: i64 = NONE
-        """Tokens at which this step stores a state on its way."""
+        """Tokens after which the kernel stores a state inside this step."""
         self.checkpoint_position: i64 = NONE
-        """Position of the block of that state."""
+        """Position of the block of the stored state."""
 
 
 NO_TABLES: Final[list[Table]] = []
 
 
 class BlockPool:
-    """The free queue and the prefix cache of ``num_gpu_blocks`` blocks, the null block included (rule 1).
+    """Free block queue and prefix cache of ``num_gpu_blocks`` blocks, the null block included (rule 1).
 
-    A block has an object from when it is first taken.
+    A block's object is created at its first allocation.
     """
 
     def __init__(self, num_gpu_blocks: i64) -> None:
@@ -90,19 +92,19 @@ class BlockPool:
         self.num_free: i64 = num_gpu_blocks - 1
         self.evicted_blocks: i64 = 0
         self.num_repeated: i64 = 0
-        """Holds of blocks that another request held before."""
+        """References to blocks beyond the first: blocks that requests share."""
         self.has_changed: bool = False
-        """A block was freed, or a known key cached or forgotten, since this was last set to False."""
+        """A block was freed, or a shared key cached or evicted, since the caller last reset this flag."""
         self.null: Block = Block(0)
-        """Both ends of the free queue, too."""
-        self._num_taken: i64 = 0
-        self._untaken: Block = Block(NONE)
-        """In the free queue, the blocks that were never taken."""
-        _link_after(self.null, self._untaken)
-        self._nowhere: CachedKey = CachedKey(KeyIndex(False), 0, self.null)
+        """The null block; also both ends of the free block queue."""
+        self._num_created: i64 = 0
+        self._uncreated: Block = Block(NONE)
+        """Entry of the free block queue for all blocks that were never allocated."""
+        _link_after(self.null, self._uncreated)
+        self._unlinked: CachedKey = CachedKey(KeyIndex(False), 0, self.null)
 
-    def hold(self, block: Block) -> None:
-        """Rule 4: hold a hit block once more; one without a holder leaves the free queue."""
+    def touch(self, block: Block) -> None:
+        """Rule 4: add a reference to a hit block (vLLM's ``touch``); an idle block leaves the free block queue."""
         if block.references == 0:
             _unlink(block)
             self.num_free -= 1
@@ -110,16 +112,16 @@ class BlockPool:
             self.num_repeated += 1
         block.references += 1
 
-    def take(self) -> Block:
-        """Rule 2: take the block at the queue's head, evicting what it cached. The caller has checked num_free."""
+    def allocate(self) -> Block:
+        """Rule 2: pop the head of the free block queue, never empty here, and evict its prefix (``get_new_blocks``)."""
         if self.num_free == 0:
-            raise ValueError("cannot take a block: none is free")
+            raise ValueError("cannot allocate a block: no block is free")
         block = self.null.after
-        if block is self._untaken:
-            self._num_taken += 1
-            block = Block(self._num_taken)
-            if self._num_taken == self.num_blocks:
-                _unlink(self._untaken)
+        if block is self._uncreated:
+            self._num_created += 1
+            block = Block(self._num_created)
+            if self._num_created == self.num_blocks:
+                _unlink(self._uncreated)
         else:
             if block.first_key is not None:
                 self.forget(block)
@@ -129,11 +131,9 @@ class BlockPool:
         self.num_free -= 1
         return block
 
-    def release(self, block: Block, last: Block) -> Block:
-        """Rule 3: release a block; one with a key joins the queue's tail, one without its head, behind ``last``.
-
-        Return the last block that joined the head: the null block before the first one.
-        """
+    def free_block(self, block: Block, last: Block) -> Block:
+        """Rule 3: drop a reference. An idle block joins the free block queue: a cached block at the tail, an uncached
+        block at the head, after ``last``. Return the last block that joined the head; the null block: none did."""
         block.references -= 1
         if block.references > 0:
             self.num_repeated -= 1
@@ -146,20 +146,20 @@ class BlockPool:
         _link_after(last, block)
         return block
 
-    def release_range(self, blocks: list[Block], first: i64, end: i64) -> None:
-        """Release a table's blocks from ``first`` to ``end``, leaf first; the null block takes their places."""
+    def free_range(self, blocks: list[Block], first: i64, end: i64) -> None:
+        """Free a block table's blocks from ``first`` to ``end``, leaf first, and replace them by the null block."""
         null = self.null
         last = null
         position = end - 1
         while position >= first:
             block = blocks[position]
             if block is not null:
-                last = self.release(block, last)
+                last = self.free_block(block, last)
                 blocks[position] = null
             position -= 1
 
     def add_key(self, block: Block, index: KeyIndex, key: i64) -> None:
-        """Rule 5: cache a block under a key, beside those that it has; the last in line for it."""
+        """Rule 5: add a block to the prefix cache under a key; earlier blocks under the key are hit first."""
         if block.is_cached_as(index, key):
             return
         cached = CachedKey(index, key, block)
@@ -170,7 +170,7 @@ class BlockPool:
             cached.before = last
             cached.after = first
             first.before = cached
-        if index.is_known:
+        if index.is_shared:
             self.has_changed = True
         last_key = block.first_key
         if last_key is None:
@@ -181,12 +181,12 @@ class BlockPool:
         last_key.next_key = cached
 
     def forget(self, block: Block) -> None:
-        """Take all keys of a block out of the cache."""
+        """Remove a block from the prefix cache, under all of its keys."""
         while block.first_key is not None:
             self.forget_first_key(block)
 
     def forget_first_key(self, block: Block) -> None:
-        """Take the first key of a block out of the cache."""
+        """Remove the first key of a block from the prefix cache."""
         cached = block.first_key
         assert cached is not None
         block.first_key = cached.next_key
@@ -199,12 +199,12 @@ class BlockPool:
                 index.first[cached.key] = heir
             cached.before.after = heir
             heir.before = cached.before
-        cached.before = cached.after = self._nowhere  # no cycle is left
-        if index.is_known:
+        cached.before = cached.after = self._unlinked  # no cycle is left
+        if index.is_shared:
             self.has_changed = True
 
     def cache_prefix(self, block: Block, index: KeyIndex, key: i64, tokens: i64) -> None:
-        """Cache a block, if it is not the null block, under the prefix of ``tokens`` that ends inside it."""
+        """Cache a block under the prefix of ``tokens`` that ends inside the block; not the null block."""
         if block is self.null:
             return
         if block.first_key is not None and block.tokens < tokens and not block.is_cached_as(index, key):
@@ -214,7 +214,7 @@ class BlockPool:
         self.add_key(block, index, key)
 
     def reset(self) -> bool:
-        """Forget every key, unless a block is held: then change nothing and return False, as vLLM does."""
+        """Empty the prefix cache (vLLM's ``reset_prefix_cache``); False, and no change, while a block is held."""
         if self.num_free != self.num_blocks:
             return False
         block = self.null.after

@@ -1,4 +1,4 @@
-"""The KV cache of an engine with several KV groups, laid out of its settings."""
+"""KV cache of an engine with several KV groups, built from its settings."""
 
 from sim.vllm.blocks import NONE, BlockPool
 from sim.vllm.config import EngineConfig
@@ -11,7 +11,7 @@ from tracefile.records.schema import MOST_TOKENS
 
 
 def make_hybrid_cache(config: EngineConfig) -> HybridCache:
-    """Return the empty cache of an engine's KV groups."""
+    """Return an empty KV cache over all KV groups of an engine."""
     layout = config.layout
     assert layout is not None
     caching = config.enable_prefix_caching
@@ -44,7 +44,7 @@ def make_hybrid_cache(config: EngineConfig) -> HybridCache:
 
 
 def _forms(layout: KvLayout, groups: list[Group]) -> list[Form]:
-    """Groups that are looked up together, those of full attention first."""
+    """Return sets of equal KV groups, which share a prefix lookup; full attention first."""
     forms = []
     for spec in sorted(dict.fromkeys(layout.groups), key=lambda spec: not spec.sees_all):
         alike = [group for group, other in zip(groups, layout.groups, strict=True) if other == spec]
@@ -58,7 +58,7 @@ def _group(config: EngineConfig, spec: KvGroup, pool: BlockPool, rules: HitRules
     in_flight = config.max_num_batched_tokens * (2 if config.async_scheduling else 1)
     group: Group
     if spec.kind == "window":
-        # One more: the window may begin inside a block.
+        # One block more: the window may begin inside a block.
         most = -(-min(spec.span - 1 + in_flight, longest) // size) + 1
         group = window = WindowGroup(pool, rules, size, most, drops_last=drops_last)
         window.span = spec.span
@@ -72,6 +72,6 @@ def _group(config: EngineConfig, spec: KvGroup, pool: BlockPool, rules: HitRules
     elif config.enable_prefix_caching:
         group = state = StateGroup(pool, rules, size, UNLIMITED, drops_last=drops_last)
         state.stores_inside = spec.kind == "mamba2"
-    else:  # without a prefix cache a state never needs a second block
+    else:  # without prefix caching a state never needs a second block
         group = Group(pool, rules, longest, UNLIMITED, drops_last=drops_last)
     return group

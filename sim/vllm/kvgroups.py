@@ -1,7 +1,7 @@
-"""KV cache groups of a hybrid model: kinds, blocks, and the prompt lengths at which a prefix hit may end.
+"""KV cache groups of a hybrid model: kinds, block sizes, and the prompt lengths at which a prefix hit may end.
 
-All layers of a group share one block table. Groups take their blocks from one pool, so vLLM makes the bytes of a block
-equal and lets the tokens in it differ.
+All layers of a group share a block table. All groups allocate from one block pool: blocks have equal bytes, and their
+tokens differ by group.
 """
 
 import math
@@ -15,8 +15,9 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import MOST_TOKENS
 
 Kind = Literal["full", "mla", "window", "chunk", "mamba", "mamba2"]
-"""``full``, ``mla``: every earlier token. ``window``: the last tokens. ``chunk``: those of the current chunk.
-``mamba``: one state, stored where a scheduler step ends; ``mamba2``: the kernel also stores it inside a step."""
+"""``full``, ``mla``: attention to every earlier token. ``window``: to the last tokens. ``chunk``: to tokens of the
+current chunk. ``mamba``: a state, stored where a scheduler step ends. ``mamba2``: the kernel also stores it inside a
+step."""
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 _STATE: Final = ("mamba", "mamba2")
 _GROUP: Final = re.compile(r"(\w+)(?:\(([\w/]*)\))?:(\d+)(?:\*(\d+))?")
@@ -26,14 +27,14 @@ GRAMMAR: Final = "full:16+window(1024):16*3, for example"
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """A group of layers with one KV cache layout; equal groups are looked up together."""
+    """KV cache group: layers with one block layout; equal groups share a prefix lookup."""
 
     kind: Kind
     block_size: int
     span: int = 0
     """Tokens of the window or the chunk."""
     draft: bool = field(default=False, compare=False)
-    """It holds the draft model's layers, so a hit drops its last block."""
+    """Layers of the draft model: a prefix hit drops its last block."""
 
     @property
     def sees_all(self) -> bool:
@@ -51,16 +52,16 @@ class KvGroup:
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Groups of an engine. Raises InputError for groups that vLLM refuses."""
+    """KV cache groups of an engine. Raises InputError for groups that vLLM refuses."""
 
     groups: tuple[KvGroup, ...]
     match: int | None = None
-    """vLLM's ``--prefix-match-unit``; None: the largest that divides all blocks."""
+    """vLLM's ``--prefix-match-unit``; None: the greatest common divisor of all block sizes."""
     retain: int | None = 0
-    """vLLM's ``--prefix-cache-retention-interval`` of windows and states, tokens. 0: only where a prompt ended or a
-    shared prefix did; None: everywhere."""
+    """vLLM's ``--prefix-cache-retention-interval`` of windows and states, in tokens. 0: only at the end of a prompt or
+    of a shared prefix; None: everywhere."""
     eagle: bool = False
-    """Speculative decoding drops the last block of a hit, in every group unless some are of the draft model."""
+    """Speculative decoding drops the last block of a prefix hit: in the draft model's groups, or in all groups."""
 
     def __post_init__(self) -> None:
         cached = [group.block_size for group in self.groups]
@@ -85,12 +86,12 @@ class KvLayout:
 
     @property
     def block_size(self) -> int:
-        """Common multiple of all blocks."""
+        """Least common multiple of all block sizes, in tokens."""
         return math.lcm(*(group.block_size for group in self.groups))
 
     @property
     def partial_hits(self) -> bool:
-        """True if a hit may end inside a block: a state was stored there, and the other groups can tell."""
+        """True if a prefix hit may end inside a block: states are finer than blocks, and all groups support it."""
         unit = self.match_unit
         fits = all(group.sees_all or group.keeps_state or group.block_size == unit for group in self.groups)
         states = (group.block_size > unit for group in self.groups if group.keeps_state)
@@ -98,19 +99,19 @@ class KvLayout:
 
     @property
     def alignment(self) -> int:
-        """Tokens of which the length of a hit is a multiple."""
+        """Granularity of a prefix hit, in tokens."""
         return self.match_unit if self.partial_hits else self.block_size
 
     @property
     def dropping(self) -> frozenset[int]:
-        """Places of the groups that drop the last block of a hit."""
+        """Indices of the groups that drop the last block of a prefix hit."""
         drafts = [group for group in self.groups if group.draft] or [group for group in self.groups if self.eagle]
         return frozenset(index for index, group in enumerate(self.groups) if group in drafts)
 
     @property
     def name(self) -> str:
-        parts = [group.name for group in self.groups]
-        counted = [f"{name}*{parts.count(name)}" if parts.count(name) > 1 else name for name in dict.fromkeys(parts)]
+        names = [group.name for group in self.groups]
+        counted = [f"{name}*{names.count(name)}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]
         counted += [f"match={self.match}"] * (self.match is not None) + ["eagle"] * self.eagle
         return "+".join(
             [*counted, *([f"retain={'none' if self.retain is None else self.retain}"] * (self.retain != 0))]
@@ -118,7 +119,7 @@ class KvLayout:
 
 
 def read_groups(text: str) -> KvLayout:
-    """Read groups from words, or from a model's ``config.json`` or its folder. Raises InputError."""
+    """Read KV cache groups from text, or from a model's ``config.json`` or its folder. Raises InputError."""
     path, _, words = text.partition(".json+")
     is_path = text.endswith(".json") or bool(words) or Path(text).is_dir()
     if not is_path:
@@ -128,7 +129,7 @@ def read_groups(text: str) -> KvLayout:
 
 
 def parse_groups(text: str) -> KvLayout:
-    """Read ``full:16+window(1024):16*3+match=16+retain=none+eagle``. Raises InputError naming the wrong word."""
+    """Parse KV cache groups, ``full:16+window(1024):16*3+match=16+retain=none+eagle``. Raises InputError."""
     groups: list[KvGroup] = []
     match, retain, eagle = None, 0, False
     retained: int | None = retain
@@ -150,8 +151,8 @@ def parse_groups(text: str) -> KvLayout:
 def _parse_group(word: str) -> list[KvGroup]:
     match = _GROUP.fullmatch(word)
     kind = next((name for name in KINDS if match and match[1] == name), None)
-    inside = [part for part in (match[2] or "").split("/") if part] if match else []
-    spans = [int(part) for part in inside if part.isdecimal()]
+    inside = [word for word in (match[2] or "").split("/") if word] if match else []
+    spans = [int(word) for word in inside if word.isdecimal()]
     draft = "draft" in inside
     needs_span = kind in ("window", "chunk")
     if match is None or kind is None or len(spans) + draft != len(inside) or len(spans) != needs_span:

@@ -1,9 +1,9 @@
-"""Host memory behind the pool, as vLLM's offloading connector has it. mypyc compiles this module.
+"""KV cache offloading to host memory, after vLLM's offloading connector. mypyc compiles this module.
 
-A tier keeps blocks by key, the least recently used first out. Blocks of computed prompts are stored after each step,
-all of a step's or none. A request that is admitted and finds further blocks of its chain there holds room for them and
-waits beside the others for their transfer. Its blocks count as used when it ends, the leaf before the root. Transfers
-of one direction follow each other: one that is asked for waits for those before it, and for its blocks to be there.
+A tier stores blocks by key and evicts the least recently used block. After each scheduler step the prompt blocks that
+it computed are stored, per request all or none. A request that is admitted and has further blocks of its prefix in the
+tier allocates blocks for them and waits for the transfer. Its blocks count as used when the request ends, the leaf
+before the root. Transfers of one direction run one after another; a load also waits until its blocks are written.
 """
 
 from typing import Final
@@ -12,18 +12,18 @@ from mypy_extensions import i64
 
 from sim.vllm.kvcache import SingleGroupCache
 from sim.vllm.request import Request
-from sim.vllm.segments import KNOWN
+from sim.vllm.segments import SHARED
 
 WAIT: Final = -1
 NEVER_MS: Final = float("-inf")
 BlockKey = tuple[i64, i64]
-"""KNOWN and a key; or, of a private block, the request's index and the depth."""
+"""SHARED and a block key; for a private block, the request's index and the depth."""
 
 
 class TierBlock:
-    """A block that a tier keeps, readable from ``ready_ms`` on and in transit until ``busy_ms``.
+    """Block in a tier: readable from ``ready_ms`` on, in transit until ``busy_ms``.
 
-    ``round``: the last look at blocks that must not displace each other.
+    ``round``: number of the last lookup that included the block; blocks of one lookup do not evict each other.
     """
 
     def __init__(self, key: BlockKey) -> None:
@@ -36,9 +36,9 @@ class TierBlock:
 
 
 class Tier:
-    """Memory of ``capacity`` blocks, its link, and its blocks by last use.
+    """Host memory of ``capacity`` KV cache blocks, its link, and its blocks in LRU order.
 
-    ``…_free_ms``: the end of the transfers asked for so far.
+    ``token_ms``: transfer time of a token; ``latency_ms``: of a transfer; ``…_free_ms``: end of the queued transfers.
     """
 
     def __init__(self, capacity: i64, token_ms: float, latency_ms: float) -> None:
@@ -53,38 +53,38 @@ class Tier:
         """Blocks written so far."""
         self.now_ms: float = NEVER_MS
         self.round: i64 = 0
-        self._ends: TierBlock = TierBlock((KNOWN, 0))
-        """Both ends of the ring by use: ``newer`` is the least recently used block."""
+        self._ends: TierBlock = TierBlock((SHARED, 0))
+        """Sentinel of the LRU ring: ``newer`` is the least recently used block."""
 
-    def has_room(self, blocks: i64) -> bool:
-        """Return whether so many blocks are free, or may go: not in transit, nor of this round."""
-        lacking = blocks - (self.capacity - i64(len(self.blocks)))
+    def can_store(self, blocks: i64) -> bool:
+        """Return whether ``blocks`` blocks are free or can be evicted: not in transit, not of this round."""
+        missing = blocks - (self.capacity - i64(len(self.blocks)))
         block = self._ends.newer
-        while lacking > 0 and block is not self._ends:
-            if self._may_go(block):
-                lacking -= 1
+        while missing > 0 and block is not self._ends:
+            if self._is_evictable(block):
+                missing -= 1
             block = block.newer
-        return lacking <= 0
+        return missing <= 0
 
     def insert(self, key: BlockKey, ready_ms: float) -> None:
-        """Keep a block, in place of the least recently used that may go if none is free."""
+        """Insert a block; if no block is free, evict the least recently used block."""
         if len(self.blocks) >= self.capacity:
             block = self._ends.newer
-            while not self._may_go(block):
+            while not self._is_evictable(block):
                 block = block.newer
             del self.blocks[block.key]
             block.older.newer = block.newer
             block.newer.older = block.older
-            block.older = block.newer = block  # no cycle is left
+            block.older = block.newer = block  # no reference cycle is left
             self.evicted += 1
         block = TierBlock(key)
         block.ready_ms = block.busy_ms = ready_ms
         block.round = self.round
         self.blocks[key] = block
-        self.renew(block)
+        self.touch(block)
 
-    def renew(self, block: TierBlock) -> None:
-        """Make a block the last used."""
+    def touch(self, block: TierBlock) -> None:
+        """Make a block the most recently used."""
         block.older.newer = block.newer
         block.newer.older = block.older
         last = self._ends.older
@@ -93,43 +93,41 @@ class Tier:
         block.newer = self._ends
         self._ends.older = block
 
-    def written_ms(self, blocks: i64, tokens: i64) -> float:
-        """Write so many blocks, of so many tokens, at once; return the time at which they can be read."""
+    def write(self, blocks: i64, tokens: i64) -> float:
+        """Write ``blocks`` blocks of ``tokens`` in one transfer; return the time in ms at which they are readable."""
         begin_ms = max(self.now_ms, self.write_free_ms)
         self.write_free_ms = begin_ms + self.latency_ms + float(tokens) * self.token_ms
         self.stored += blocks
         return self.write_free_ms
 
-    def _may_go(self, block: TierBlock) -> bool:
+    def _is_evictable(self, block: TierBlock) -> bool:
         return max(block.ready_ms, block.busy_ms) <= self.now_ms and block.round != self.round
 
 
 class Offloading:
-    """The host's memory behind the pool of ``cache``."""
+    """Offloading of the block pool of ``cache`` to host memory."""
 
     def __init__(self, cache: SingleGroupCache, host: Tier) -> None:
         self.cache: SingleGroupCache = cache
         self.block_size: i64 = cache.block_size
         self.host: Tier = host
         self.hits: i64 = 0
-        """Blocks that the request last sought hits in the pool."""
+        """Prefix hit of the last lookup in the block pool, in blocks."""
         self.loading: list[Request] = []
         self.new_loads: list[Request] = []
-        """Those of ``loading`` of whose end the step loop does not know."""
-        self.ended: list[Request] = []
-        """Requests that ended, whose blocks do not count as used yet."""
+        """Requests of ``loading`` whose end the step loop has not scheduled yet."""
+        self.finished: list[Request] = []
+        """Requests that ended since the last ``touch_finished``."""
         self.loads: i64 = 0
         self.loaded_tokens: i64 = 0
 
     def begin_step(self, now_ms: float) -> None:
-        """Set the time of the step that is composed."""
+        """Set the time at which the scheduler composes the step."""
         self.host.now_ms = now_ms
 
-    def seek(self, request: Request) -> i64:
-        """Return the depth up to which the host has the blocks behind the hit that was just looked up.
-
-        WAIT: another request is just loading some of them.
-        """
+    def find_prefix(self, request: Request) -> i64:
+        """Return the depth up to which host memory extends the prefix hit just looked up (vLLM's
+        ``get_num_new_matched_tokens``). WAIT: another request is loading blocks of the same prefix."""
         hits = self.hits = self.cache.hits
         if request.hit_limit == 0:
             return hits
@@ -146,28 +144,28 @@ class Offloading:
         return end
 
     def begin_load(self, request: Request, end: i64, running: list[Request]) -> bool:
-        """Give the request room for its blocks up to ``end`` and load them; False: the pool has no room for them.
+        """Allocate the request's blocks up to ``end`` and load them; False: too few free blocks in the pool.
 
-        ``running``: requests that will still take blocks for their prefill.
+        ``running``: requests that still need blocks for their prefill.
         """
         cache = self.cache
         num_free = cache.pool.num_free
-        lacking = cache.pool.idle_hits - self.hits
-        if cache.blocks_for(request.num_tokens) + lacking > num_free:
+        missing = cache.pool.idle_hits - self.hits
+        if cache.blocks_for(request.num_tokens) + missing > num_free:
             return False
-        if end + lacking > num_free - self._reserved_blocks(running):
+        if end + missing > num_free - self._reserved_blocks(running):
             return False
         cache.adopt(request, self.hits)
-        # First: blocks in transit are not displaced by what is stored.
+        # Before the stores of this step: blocks in transit are not evicted.
         request.load_end_ms = self._load(request, self.hits, end)
-        cache.take(request, end - self.hits)
+        cache.allocate(request, end - self.hits)
         request.num_computed = min(end * self.block_size, request.num_tokens - 1)
         self.loading.append(request)
         self.new_loads.append(request)
         return True
 
-    def store_step(self, requests: list[Request]) -> bool:
-        """Store the blocks of prompts that a step computes; False: the host has no room for some now."""
+    def store_blocks(self, requests: list[Request]) -> bool:
+        """Store the prompt blocks that a scheduler step computes; False: host memory cannot take all of them now."""
         stored = True
         for request in requests:
             full = min(request.num_computed, request.prompt_tokens) // self.block_size
@@ -181,19 +179,19 @@ class Offloading:
                 stored = False
         return stored
 
-    def use_ended(self) -> None:
-        """Count the blocks of ended requests as used."""
-        for request in self.ended:
+    def touch_finished(self) -> None:
+        """Make the blocks of finished requests the most recently used, the leaf before the root."""
+        for request in self.finished:
             depth = request.num_offloaded - 1
             while depth >= request.first_offloaded:
                 block = self.host.blocks.get(key_at(request, depth))
                 if block is not None:
-                    self.host.renew(block)
+                    self.host.touch(block)
                 depth -= 1
-        self.ended.clear()
+        self.finished.clear()
 
     def _reserved_blocks(self, running: list[Request]) -> i64:
-        """Count the blocks that requests will still take that are being loaded, or prefilled."""
+        """Count the blocks that loading and prefilling requests still need."""
         blocks: i64 = 0
         for request in running:
             blocks += max(self.cache.blocks_for(request.num_tokens) - request.num_blocks, 0)
@@ -202,9 +200,9 @@ class Offloading:
         return blocks
 
     def _load(self, request: Request, first: i64, end: i64) -> float:
-        """Transfer blocks from ``first`` to ``end`` into the pool; return the time at which they are there."""
+        """Transfer blocks from ``first`` to ``end`` into the block pool; return the end of the transfer, in ms."""
         host = self.host
-        _, ready_ms = self._lacking(request, first, end)
+        _, ready_ms = self._find_missing(request, first, end)
         begin_ms = max(ready_ms, host.read_free_ms)
         request.first_offloaded = min(request.first_offloaded, first)
         request.num_offloaded = end
@@ -219,9 +217,9 @@ class Offloading:
         self.loaded_tokens += tokens
         return done_ms
 
-    def _lacking(self, request: Request, first: i64, end: i64) -> tuple[i64, float]:
-        """Count blocks that the host lacks, and mark the others of this round; return the time at which these are
-        there."""
+    def _find_missing(self, request: Request, first: i64, end: i64) -> tuple[i64, float]:
+        """Count the blocks missing in host memory and protect the present blocks from eviction in this round; return
+        the count and the time from which the present blocks are readable, in ms."""
         missing: i64 = 0
         ready_ms = self.host.now_ms
         self.host.round += 1
@@ -235,14 +233,14 @@ class Offloading:
         return missing, ready_ms
 
     def _store(self, request: Request, first: i64, end: i64) -> bool:
-        """Store blocks that the host lacks; False: it has no room for them now."""
+        """Store the blocks that are missing in host memory; False: it cannot take them now."""
         host = self.host
-        missing, _ = self._lacking(request, first, end)
+        missing, _ = self._find_missing(request, first, end)
         if missing == 0:
             return True
-        if not host.has_room(missing):
+        if not host.can_store(missing):
             return False
-        ready_ms = host.written_ms(missing, missing * self.block_size)
+        ready_ms = host.write(missing, missing * self.block_size)
         for depth in range(first, end):
             key = key_at(request, depth)
             if key not in host.blocks:
@@ -252,6 +250,6 @@ class Offloading:
 
 def key_at(request: Request, depth: i64) -> BlockKey:
     """Return the key of the request's block at ``depth``."""
-    if depth < request.known_keys:
-        return KNOWN, request.keys[request.first_key + depth]
+    if depth < request.num_keys:
+        return SHARED, request.keys[request.first_key + depth]
     return request.index, depth

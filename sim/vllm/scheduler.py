@@ -1,10 +1,10 @@
-"""vLLM V1's scheduler, step by step: running requests first, then waiting ones, first come first served.
+"""vLLM V1's scheduler: running requests first, then the waiting queue, first come first served.
 
-``schedule`` composes a step and counts its tokens as computed; ``finish_step`` hands out what the step sampled. A
-synchronous engine alternates the two. An asynchronous one (vLLM's default) composes the next step while one runs:
-schedule, schedule, finish, schedule, finish …; a decoding request is then scheduled on a placeholder for the token that
-the step in flight is about to sample. Both orders go through the same code here, as the placeholders are 0 otherwise.
-mypyc compiles this module.
+``schedule`` composes a scheduler step and counts its tokens as computed. ``finish_step`` (vLLM's
+``update_from_output``) appends the sampled tokens. Without async scheduling the engine alternates the two. With async
+scheduling (vLLM's default) the engine composes the next step while a step runs: schedule, schedule, finish, schedule,
+finish …; a decoding request is then scheduled on a placeholder for the token that the step in flight will sample. Both
+orders run the same code: without async scheduling the placeholders are 0. mypyc compiles this module.
 """
 
 from collections import deque
@@ -17,8 +17,8 @@ from sim.vllm.request import FINISHED, LOADING, NOT_ADMITTED, RUNNING, WAITING, 
 
 
 class Share:
-    """A request's share of a step. ``depth``: tokens whose KV was there before. ``samples``: the step samples a token
-    for the request; it does not while prompt tokens remain."""
+    """Tokens of a request scheduled in a step. ``depth``: tokens computed before the step. ``samples``: the step
+    samples a token; False for a prefill chunk that leaves prompt tokens."""
 
     def __init__(self, request: Request, num_tokens: i64, depth: i64, samples: bool) -> None:
         self.request: Request = request
@@ -28,20 +28,21 @@ class Share:
 
 
 class Step:
-    """A composed step: the first ``count`` of ``shares``. The others are there to be used again."""
+    """Composed scheduler step (vLLM's ``SchedulerOutput``): the first ``count`` of ``shares``. Later entries are
+    reused by the next step, without an allocation."""
 
     def __init__(self) -> None:
         self.shares: list[Share] = []
         self.count: i64 = 0
         self.total_tokens: i64 = 0
         self.admitted: i64 = 0
-        """Its last shares, of requests that came from the queue, first or again."""
+        """Number of requests admitted from the waiting queue; their shares come last."""
         self.preempted: list[Request] = []
         self.repeated_tokens: i64 = 0
-        """Tokens of blocks that running requests hold and another request held before."""
+        """KV cache tokens that running requests share: references to a block beyond the first."""
 
     def clear(self) -> None:
-        """Make the step empty."""
+        """Empty the step."""
         self.count = 0
         self.total_tokens = 0
         self.admitted = 0
@@ -49,7 +50,7 @@ class Step:
         self.repeated_tokens = 0
 
     def launch(self, request: Request, tokens: i64) -> None:
-        """Give the request a share of ``tokens``, which count as computed from now on."""
+        """Schedule ``tokens`` of the request; the scheduler counts them as computed from now on."""
         depth = request.num_computed
         request.num_computed = depth + tokens
         samples = request.num_computed >= request.num_tokens + request.placeholders
@@ -70,7 +71,7 @@ class Step:
 
 
 class PrefixStats:
-    """vLLM's prefix-cache counters over admissions, in tokens; not those after a preemption."""
+    """vLLM's prefix cache counters, in tokens: queries and hits at first admission, not after a preemption."""
 
     def __init__(self) -> None:
         self.requests: i64 = 0
@@ -79,9 +80,9 @@ class PrefixStats:
 
 
 class Scheduler:
-    """Requests waiting and running on one KV cache. The rules are numbered as in docs/simulator.md.
+    """Waiting queue and running requests over one KV cache. docs/simulator.md numbers the rules.
 
-    ``caching``: prefix hits are counted. ``max_tokens``: of prompt and output together.
+    ``caching``: prefix caching is on. ``max_tokens``: limit on prompt plus output tokens (vLLM's ``max_model_len``).
     """
 
     def __init__(
@@ -100,20 +101,21 @@ class Scheduler:
         self.running: list[Request] = []
         self.stats: PrefixStats = PrefixStats()
         self.is_quiet: bool = False
-        """Nothing has happened since the last step was composed that could let a waiting request in."""
+        """True: since the last step, no event could let a waiting request be admitted."""
         self._is_blocked: bool = False
-        """Nothing has happened since the queue's head found no blocks."""
+        """True: the head of the waiting queue lacked free blocks, and none was freed since."""
         self._max_num_seqs: i64 = max_num_seqs
         self._max_num_batched_tokens: i64 = max_num_batched_tokens
         self._max_tokens: i64 = max_tokens
         self._caching: bool = caching
 
     def accepts(self, request: Request) -> bool:
-        """Return whether the request could ever finish: its tokens fit the model's length and, alone, the KV cache."""
+        """Return whether the request can finish: it fits ``max_tokens`` and, alone, the KV cache."""
         return request.last_token <= self._max_tokens and self.cache.fits(request)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises ValueError for one that ``accepts`` refuses: it would block the queue for ever."""
+        """Append a request to the waiting queue (vLLM's ``add_request``). Raises ValueError unless the scheduler
+        ``accepts`` the request, which would block the queue for ever."""
         if not self.accepts(request):
             raise ValueError(f"request {request.request_id}: {request.last_token} tokens do not fit this engine")
         request.token_limit = min(request.token_limit, self._max_tokens)
@@ -121,7 +123,7 @@ class Scheduler:
         self._wake()
 
     def schedule(self, step: Step) -> int:
-        """Compose the next step; its tokens count as computed from now on. Return the number of preemptions."""
+        """Compose the next scheduler step; return the number of preemptions."""
         step.clear()
         self.cache.begin_step()
         self._schedule_running(step)
@@ -132,14 +134,14 @@ class Scheduler:
         if self.cache.end_step():
             self._wake()
         if self.offloading is not None:
-            if not self.offloading.store_step([share.request for share in step.shares[: step.count]]):
+            if not self.offloading.store_blocks([share.request for share in step.shares[: step.count]]):
                 self.is_quiet = False  # the next step tries again
-            self.offloading.use_ended()
+            self.offloading.touch_finished()
         return len(step.preempted)
 
-    def schedule_at_rest(self, step: Step) -> int:
-        """Compose a step while none runs: again at once as long as every share of one went to make room for others, for
-        there is nothing to wait for. Return the number of preemptions."""
+    def schedule_when_idle(self, step: Step) -> int:
+        """Compose a step while no step runs; compose again at once if preemption left the step empty, as no step in
+        flight will free blocks. Return the number of preemptions."""
         preemptions = 0
         while True:
             preemptions += self.schedule(step)
@@ -147,7 +149,8 @@ class Scheduler:
                 return preemptions
 
     def finish_step(self, step: Step) -> list[Request]:
-        """Hand out the tokens that the step sampled; return the requests that this finished, their blocks freed."""
+        """Append the tokens that the step sampled (vLLM's ``update_from_output``). Free the blocks of the requests that
+        finish, and return these requests."""
         finished: list[Request] = []
         for number in range(step.count):
             share = step.shares[number]
@@ -163,18 +166,18 @@ class Scheduler:
             request.num_tokens += 1
             if not stale:
                 request.placeholders -= 1
-                self._publish(request, request.num_computed - request.placeholders)
+                self._cache_blocks(request, request.num_computed - request.placeholders)
             if request.num_tokens == request.last_token:
-                if request.status == WAITING:  # its last token came from a step scheduled before its preemption
+                if request.status == WAITING:  # the step of its last token was scheduled before its preemption
                     self.waiting.remove(request)
-                self._retire(request)
+                self._finish(request)
                 finished.append(request)
         if finished:
             self.running = [request for request in self.running if request.status != FINISHED]
         return finished
 
     def abort(self, request: Request) -> None:
-        """Take the request out, its blocks freed at once, whatever it was doing. A finished one stays as it is."""
+        """Abort a request in any state and free its blocks at once; a finished request does not change."""
         if request.status == FINISHED:
             return
         if request.status == RUNNING:
@@ -184,10 +187,10 @@ class Scheduler:
                 self.offloading.loading.remove(request)
         else:
             self.waiting.remove(request)
-        self._retire(request)
+        self._finish(request)
 
-    def take_up(self, request: Request) -> None:
-        """Queue a request whose blocks have come from memory behind the pool: before all that hold none."""
+    def requeue_loaded(self, request: Request) -> None:
+        """Put a request loaded from host memory into the waiting queue, before requests without blocks."""
         if self.offloading is not None:
             self.offloading.loading.remove(request)
         request.status = WAITING
@@ -195,11 +198,11 @@ class Scheduler:
         self._wake()
 
     def has_work(self) -> bool:
-        """Return whether a request waits or runs."""
+        """Return whether a request is waiting or running."""
         return len(self.running) > 0 or len(self.waiting) > 0
 
-    def lacking(self, request: Request) -> i64:
-        """Tokens known or about to be sampled, and not computed; 0 where the last token is already on its way."""
+    def num_new_tokens(self, request: Request) -> i64:
+        """Return the tokens to compute, placeholders included; 0: a step in flight samples the last token."""
         placeholders = request.placeholders
         computed = request.num_computed
         if placeholders > 0 and computed + 2 - placeholders >= request.token_limit:
@@ -207,41 +210,41 @@ class Scheduler:
         return request.num_tokens + placeholders - computed
 
     def _schedule_running(self, step: Step) -> None:
-        """Rule 12's first half: every running request in order gets what it lacks."""
+        """Rule 12, running requests: schedule decode tokens and prefill chunks in order, within the token budget."""
         budget = self._max_num_batched_tokens
         position: i64 = 0
         while position < len(self.running) and budget > 0:
             request = self.running[position]
             position += 1
-            tokens = self.lacking(request)
+            tokens = self.num_new_tokens(request)
             if tokens > 1:
                 tokens = self.cache.clip(request, request.num_computed, min(tokens, budget))
             if tokens == 0:
                 continue
             end = request.num_computed + tokens
-            within_block = end <= request.room_tokens and end < request.next_full
-            if not within_block and not self._make_room(request, end, step):
+            within_block = end <= request.allocated_tokens and end < request.next_full
+            if not within_block and not self._allocate_or_preempt(request, end, step):
                 break
             step.launch(request, tokens)
             budget -= tokens
 
     def _admit_waiting(self, step: Step) -> None:
-        """Rule 12's second half: the queue's head is admitted while its whole prompt fits; it blocks the rest."""
+        """Rule 12, waiting queue: admit the head while its complete prompt has free blocks; else stop."""
         budget = self._max_num_batched_tokens - step.total_tokens
         skipped: list[Request] = []
         while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
             request = self.waiting[0]
             if request.stale_steps > 0:
-                # A token of before its preemption is still to come; the next in line may go first.
+                # A step in flight still samples a token for this preempted request: the next request may go first.
                 skipped.append(self.waiting.popleft())
                 continue
             is_loaded = request.num_blocks > 0
             hit_tokens = request.num_computed if is_loaded else self.cache.look_up(request)
             if is_loaded:
-                self._publish(request, min(request.room_tokens, request.num_tokens))
+                self._cache_blocks(request, min(request.allocated_tokens, request.num_tokens))
             elif self.offloading is not None:
-                end = self.offloading.seek(request)
-                if end == WAIT:  # another request is just loading some of its blocks
+                end = self.offloading.find_prefix(request)
+                if end == WAIT:  # another request is loading blocks of the same prefix
                     skipped.append(self.waiting.popleft())
                     continue
                 if end > self.offloading.hits:
@@ -259,14 +262,14 @@ class Scheduler:
             request.status = RUNNING
             if not is_loaded:
                 self._count_admission(request, hit_tokens)
-            self._publish(request, min(request.num_computed + tokens, request.num_tokens))
+            self._cache_blocks(request, min(request.num_computed + tokens, request.num_tokens))
             step.admitted += 1
             step.launch(request, tokens)
             budget -= tokens
         self.waiting.extendleft(reversed(skipped))
 
     def _begin_load(self, request: Request, end: i64) -> bool:
-        """Let the queue's head wait for its blocks up to ``end`` from memory behind the pool, if they have room."""
+        """Start loading the queue head's blocks up to ``end`` from host memory. False: too few free blocks."""
         offloading = self.offloading
         if offloading is None or not offloading.begin_load(request, end, self.running):
             return False
@@ -274,19 +277,18 @@ class Scheduler:
         request.status = LOADING
         self._count_admission(request, offloading.hits * offloading.block_size)
         if request.preemptions == 0:
-            request.cached_tokens = min(request.room_tokens, request.num_tokens)
+            request.cached_tokens = min(request.allocated_tokens, request.num_tokens)
         return True
 
-    def _make_room(self, request: Request, end: i64, step: Step) -> bool:
-        """Rule 13: preempt the last of those running until tokens up to ``end`` have blocks; False if that took the
-        request itself."""
+    def _allocate_or_preempt(self, request: Request, end: i64, step: Step) -> bool:
+        """Rule 13: preempt the last running request until blocks up to ``end`` are free; False: preempted itself."""
         while not self.cache.extend(request, end):
             victim = self.running.pop()
             self._preempt(victim)
             step.preempted.append(victim)
             if victim is request:
                 return False
-        self._publish(request, min(end, request.num_tokens))
+        self._cache_blocks(request, min(end, request.num_tokens))
         return True
 
     def _count_admission(self, request: Request, hit_tokens: i64) -> None:
@@ -297,32 +299,33 @@ class Scheduler:
             self.stats.query_tokens += request.num_tokens
             self.stats.hit_tokens += hit_tokens
 
-    def _publish(self, request: Request, end: i64) -> None:
-        if end >= request.next_full and self.cache.publish(request, end):
+    def _cache_blocks(self, request: Request, end: i64) -> None:
+        if end >= request.next_full and self.cache.cache_blocks(request, end):
             self._wake()
 
     def _preempt(self, request: Request) -> None:
-        """Rule 13: back into the queue with nothing computed; what is in flight still delivers its token."""
-        self._give_back(request)
+        """Rule 13, preemption by recompute: free the blocks and put the request back at the head of the waiting queue.
+        Steps in flight still deliver their tokens."""
+        self._free_blocks(request)
         request.status = WAITING
         request.stale_steps = request.steps_in_flight
         request.preemptions += 1
         self.waiting.insert(self._num_loaded(), request)
 
-    def _retire(self, request: Request) -> None:
-        self._give_back(request)
+    def _finish(self, request: Request) -> None:
+        self._free_blocks(request)
         request.status = FINISHED
         if self.offloading is not None:
-            self.offloading.ended.append(request)
+            self.offloading.finished.append(request)
 
-    def _give_back(self, request: Request) -> None:
-        self.cache.release(request)
+    def _free_blocks(self, request: Request) -> None:
+        self.cache.free(request)
         request.num_computed = 0
         request.placeholders = 0
         self._wake()
 
     def _num_loaded(self) -> int:
-        """Count the requests at the queue's front that hold blocks from memory behind the pool."""
+        """Count the requests at the head of the waiting queue whose blocks were loaded from host memory."""
         count = 0
         for request in self.waiting:
             if request.num_blocks == 0:
@@ -331,6 +334,6 @@ class Scheduler:
         return count
 
     def _wake(self) -> None:
-        """Note that a waiting request may be admitted now."""
+        """Retry admission in the next step."""
         self.is_quiet = False
         self._is_blocked = False

@@ -1,13 +1,13 @@
-"""vLLM's block pool by segments: rules 1 to 8 of docs/simulator.md, at a cost that follows branches of chains.
+"""vLLM's block pool by segments: rules 1 to 8 of docs/simulator.md, at a cost per branch of a chain, not per block.
 
-A segment is a run of a chain's blocks that no request has told apart yet. Its blocks are cached in one or more copies
-(rule 7), in line in the order in which they were cached. All blocks of a copy have the same holders and are next to
-each other in the free queue, leaf first. A hit, an eviction or a second computation that ends within a segment cuts it
-in two, each copy with it. The blocks that its only holder fills next may lengthen it.
+A segment is a run of a chain's blocks that no request has split yet. Its blocks are cached in one or more copies
+(rule 7), ordered by when each was cached. All blocks of a copy have the same holders and are next to each other in the
+free block queue, leaf first. A prefix hit, an eviction or a second computation that ends within a segment splits the
+segment and each of its copies. The only holder of a segment may extend it with the next blocks that it fills.
 
-A request holds copies from its root down. ``deeper`` leads from a copy to the part that was cut off since: held blocks
-stay held. Blocks that hold nothing known are only counted: those that a request has not filled, and those at the
-queue's head.
+A request holds copies, root first. ``deeper`` leads from a copy to the copy that was split off last: the request still
+holds those blocks. Uncached blocks are only counted: blocks that a request has not filled, and blocks at the head of
+the free block queue.
 
 mypyc compiles this module; it runs uncompiled, too.
 """
@@ -19,37 +19,37 @@ from mypy_extensions import i64
 
 from measure.cache.hashtable import BoxedVec
 
-KNOWN: Final = -1
-"""Owner of a segment whose keys the trace knows: any request may hit it."""
+SHARED: Final = -1
+"""Owner of a segment with recorded block hashes: every request may hit it."""
 NO_INDEX: Final = -2
-"""Index of a request that never looks up its private blocks: they need not be findable."""
+"""Index of a request that never looks up its private blocks: the prefix cache does not index them."""
 
 
 class BlockTable:
-    """Blocks of a request: its chain of keys, and the cached blocks that it holds.
+    """Block table of a request: its chain of block keys, and the cached blocks that it holds.
 
-    Key number d of its chain is ``keys[first_key + d]``, a 64-bit hash as a signed number, for ``known_keys`` blocks.
-    The blocks behind these are private: they have keys that only the request of this ``index`` looks up.
+    The key of block d is ``keys[first_key + d]``, a 64-bit hash as a signed number, for ``num_keys`` blocks. Later
+    blocks are private: only the request of this ``index`` looks up their keys.
     """
 
-    def __init__(self, keys: BoxedVec, index: i64 = NO_INDEX, first_key: i64 = 0, known_keys: i64 = 0) -> None:
+    def __init__(self, keys: BoxedVec, index: i64 = NO_INDEX, first_key: i64 = 0, num_keys: i64 = 0) -> None:
         self.keys: vec[i64] = keys
         self.index: i64 = index
         self.first_key: i64 = first_key
-        self.known_keys: i64 = known_keys
+        self.num_keys: i64 = num_keys
         self.num_blocks: i64 = 0
-        """Blocks that it holds, those included that are not full yet."""
+        """Blocks that the request holds, including blocks that are not full."""
         self.preemptions: i64 = 0
         self.blocks: list[Hold] = []
-        """Its cached blocks, root first."""
+        """Cached blocks, root first."""
         self.tail: Copy | None = None
-        """Copy that its last hold begins with, or a deeper one, which its next full blocks may lengthen."""
+        """First copy of the last hold, or a deeper copy; the next full blocks may extend it."""
 
 
 class Segment:
-    """Blocks ``start`` to ``end`` of a chain, whose key number d is ``keys[base + d]`` if ``owner`` is KNOWN; else they
-    are private blocks of the request with that index. ``copy``: the copy that was cached first. ``older``: the segment
-    cached before under the same first key, or itself; only keys that are not chained have one."""
+    """Blocks ``start`` to ``end`` of a chain. ``owner`` SHARED: the key of block d is ``keys[base + d]``; else private
+    blocks of the request with that index. ``copy``: the copy cached first. ``older``: the segment cached before under
+    the same first key, or itself; only keys that are not chained have an older segment."""
 
     def __init__(self, owner: i64, keys: vec[i64], base: i64, start: i64, end: i64) -> None:
         self.owner: i64 = owner
@@ -63,8 +63,8 @@ class Segment:
 
 
 class Copy:
-    """Blocks of a segment in the free queue or held; of a free copy, ``after`` is the next to be taken. ``deeper``: the
-    copy of the blocks that were cut off last, or itself. Twins are the copies of a segment, a ring."""
+    """Copy of a segment's blocks, in the free block queue or held. ``after``: the next copy in eviction order.
+    ``deeper``: the copy that was split off last, or itself. Twins: the ring of a segment's copies."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment: Segment = segment
@@ -77,7 +77,7 @@ class Copy:
 
 
 class Hold:
-    """Blocks of a chain up to ``end`` that a request holds, from where its hold before ends."""
+    """Blocks that a request holds: from the end of its previous hold to ``end``."""
 
     def __init__(self, copy: Copy, end: i64) -> None:
         self.copy: Copy = copy
@@ -85,55 +85,53 @@ class Hold:
 
 
 class SegmentPool:
-    """The free queue and the prefix cache of ``num_gpu_blocks`` blocks, the null block included (rule 1)."""
+    """Free block queue and prefix cache of ``num_gpu_blocks`` blocks, the null block included (rule 1)."""
 
     def __init__(self, num_gpu_blocks: i64, enable_prefix_caching: bool = True) -> None:
         self.num_blocks: i64 = num_gpu_blocks - 1
         self.num_free: i64 = num_gpu_blocks - 1
         self.num_unhashed: i64 = num_gpu_blocks - 1
-        """Blocks at the queue's head that hold nothing known."""
+        """Uncached blocks at the head of the free block queue."""
         self.evicted_blocks: i64 = 0
         self.num_repeated: i64 = 0
-        """Holds of blocks that another request held before."""
+        """References to blocks beyond the first: blocks that requests share."""
         self.idle_hits: i64 = 0
-        """Blocks of the last lookup that no request holds."""
+        """Idle blocks of the last prefix hit: no request holds them."""
         self.not_chained: bool = False
-        """True once a key was met at two depths: neither the queue nor the holds are reliable, the caller stops."""
+        """True once a key occurred at two depths: free queue and holds are unreliable, and the caller stops."""
         self._caching: bool = enable_prefix_caching
-        self._queue: Copy = Copy(Segment(KNOWN, vec[i64](), 0, 0, 0))
-        """Both ends of the free queue."""
-        self._known: dict[int, Segment] = {}
-        """By first key: the segment that was cached last."""
+        self._queue: Copy = Copy(Segment(SHARED, vec[i64](), 0, 0, 0))
+        """Sentinel: both ends of the free block queue."""
+        self._shared: dict[int, Segment] = {}
+        """Prefix cache by first key: the segment that was cached last."""
         self._private: dict[tuple[int, int], Segment] = {}
-        """By request and depth."""
+        """Private segments by request index and depth."""
 
     def lookup(self, request: BlockTable, most: i64) -> i64:
-        """Rule 6: count the leading cached blocks of the request's chain, at most ``most``, and set ``idle_hits``."""
+        """Rule 6, prefix hit: count the leading cached blocks of the chain, at most ``most``; set ``idle_hits``."""
         self.idle_hits = 0
         depth: i64 = 0
         while self._caching and depth < most:
             segment = self._segment_at(request, depth)
             if segment is None:
                 break
-            end = self._agree_until(request, segment, depth, most)
+            end = self._matching_end(request, segment, depth, most)
             if segment.copy.references == 0:
                 self.idle_hits += end - depth
             depth = end
         return depth
 
-    def hold(self, request: BlockTable, most: i64) -> i64:
-        """Rules 4 and 7: give the request the leading cached blocks of its chain, at most ``most``.
-
-        Blocks without a holder leave the free queue. Return the number of blocks.
-        """
+    def touch(self, request: BlockTable, most: i64) -> i64:
+        """Rules 4 and 7: let the request hold its prefix hit (vLLM's ``touch``), at most ``most`` blocks. Idle blocks
+        leave the free block queue. Return the number of blocks."""
         depth: i64 = 0
         while depth < most:
             segment = self._segment_at(request, depth)
             if segment is None:
                 break
-            end = self._agree_until(request, segment, depth, most)
+            end = self._matching_end(request, segment, depth, most)
             if end < segment.end:
-                self._cut(segment, end)
+                self._split(segment, end)
             copy = segment.copy
             if copy.references == 0:
                 _unlink(copy)
@@ -144,12 +142,13 @@ class SegmentPool:
             depth = end
         return depth
 
-    def take(self, count: i64) -> None:
-        """Rule 2: take blocks from the queue's head, evicting what they cached. The caller has checked num_free."""
+    def allocate(self, count: i64) -> None:
+        """Rule 2: pop blocks from the head of the free block queue and evict their prefixes (vLLM's
+        ``get_new_blocks``). The caller has checked ``num_free``."""
         if self.not_chained:
             return
         if count > self.num_free:
-            raise ValueError(f"cannot take {count} blocks: {self.num_free} are free")
+            raise ValueError(f"cannot allocate {count} blocks: {self.num_free} are free")
         self.num_free -= count
         unhashed = min(count, self.num_unhashed)
         self.num_unhashed -= unhashed
@@ -159,35 +158,35 @@ class SegmentPool:
             segment = copy.segment
             blocks = segment.end - segment.start
             if blocks > count and copy.next_twin is not copy:
-                self._cut(segment, segment.end - count)
+                self._split(segment, segment.end - count)
                 continue
-            taken = min(blocks, count)
-            self.evicted_blocks += taken
-            if taken < blocks:
-                segment.end -= taken
+            num_evicted = min(blocks, count)
+            self.evicted_blocks += num_evicted
+            if num_evicted < blocks:
+                segment.end -= num_evicted
             else:
-                self._forget(copy)
-            count -= taken
+                self._evict(copy)
+            count -= num_evicted
 
-    def publish(self, request: BlockTable, start: i64, end: i64) -> None:
-        """Rule 5: make a request's full blocks from ``start``, where its last hold ends, to ``end`` findable."""
+    def cache_full_blocks(self, request: BlockTable, start: i64, end: i64) -> None:
+        """Rule 5: add a request's full blocks from ``start``, the end of its last hold, to the prefix cache."""
         depth: i64 = start
         while self._caching and depth < end and not self.not_chained:
-            is_known = depth < request.known_keys
-            until = min(end, request.known_keys) if is_known else end
+            is_shared = depth < request.num_keys
+            match_end = min(end, request.num_keys) if is_shared else end
             segment = self._segment_at(request, depth)
-            if segment is None:  # then nothing deeper is cached either: a block's parent is always evicted later
-                self._lengthen(request, depth, until)
-                depth = until
+            if segment is None:  # nor is a deeper block cached: a block is always evicted before its parent
+                self._extend(request, depth, match_end)
+                depth = match_end
                 continue
-            until = self._agree_until(request, segment, depth, until)
-            if until < segment.end:
-                self._cut(segment, until)
-            self._add_hold(request, _add_twin(segment), until)
-            depth = until
+            match_end = self._matching_end(request, segment, depth, match_end)
+            if match_end < segment.end:
+                self._split(segment, match_end)
+            self._add_hold(request, _add_twin(segment), match_end)
+            depth = match_end
 
-    def release(self, request: BlockTable) -> None:
-        """Rule 3: release a request's blocks, leaf first; blocks without another holder become free."""
+    def free_blocks(self, request: BlockTable) -> None:
+        """Rule 3: free a request's blocks, leaf first; blocks without another holder join the free block queue."""
         last = self._queue.before
         hashed: i64 = 0
         for hold in request.blocks:
@@ -211,53 +210,51 @@ class SegmentPool:
         self.num_unhashed += unhashed
 
     def reset(self) -> bool:
-        """Forget every key, unless a block is held: then change nothing and return False, as vLLM does."""
+        """Empty the prefix cache (vLLM's ``reset_prefix_cache``); False, and no change, while a block is held."""
         if self.num_free != self.num_blocks:
             return False
         while self._queue.after is not self._queue:
-            self._forget(self._queue.after)
+            self._evict(self._queue.after)
         self.num_unhashed = self.num_free
         return True
 
     def _segment_at(self, request: BlockTable, depth: i64) -> Segment | None:
-        """Return the segment that begins with the request's block ``depth``; None: that block is not cached."""
-        if depth >= request.known_keys:  # only a preempted request comes back to its private blocks
+        """Return the segment that begins with the request's block ``depth``; None: the block is not cached."""
+        if depth >= request.num_keys:  # only a preempted request looks up its private blocks
             return self._private.get((request.index, depth)) if request.preemptions > 0 else None
-        segment = self._known.get(request.keys[request.first_key + depth])
+        segment = self._shared.get(request.keys[request.first_key + depth])
         if segment is not None and segment.start != depth:
             self.not_chained = True
             return None
         return segment
 
-    def _agree_until(self, request: BlockTable, segment: Segment, depth: i64, most: i64) -> i64:
-        """Depth up to which a segment that begins at ``depth`` agrees with the request's chain, at most ``most``.
-
-        Before equal keys all keys are equal.
-        """
+    def _matching_end(self, request: BlockTable, segment: Segment, depth: i64, most: i64) -> i64:
+        """Return the depth up to which a segment that begins at ``depth`` matches the request's prefix, at most
+        ``most``. Binary search: keys are chained, so all keys before equal keys are equal."""
         end = min(segment.end, most)
-        if segment.owner != KNOWN:
+        if segment.owner != SHARED:
             return end
-        end = min(end, request.known_keys)
+        end = min(end, request.num_keys)
         keys = request.keys
         segment_keys = segment.keys
         first_key = request.first_key
-        other = segment.base
-        if keys[first_key + end - 1] == segment_keys[other + end - 1]:
+        base = segment.base
+        if keys[first_key + end - 1] == segment_keys[base + end - 1]:
             return end
         same = depth
         differs = end - 1
         while differs - same > 1:
             middle = (same + differs) // 2
-            if keys[first_key + middle] == segment_keys[other + middle]:
+            if keys[first_key + middle] == segment_keys[base + middle]:
                 same = middle
             else:
                 differs = middle
         return same + 1
 
-    def _lengthen(self, request: BlockTable, start: i64, end: i64) -> None:
-        """Cache blocks under new keys: the request's last copy gets longer, or a new segment begins."""
-        owner: i64 = KNOWN if start < request.known_keys else request.index
-        base: i64 = request.first_key if start < request.known_keys else 0
+    def _extend(self, request: BlockTable, start: i64, end: i64) -> None:
+        """Cache blocks under new keys: extend the request's last copy, or add a new segment."""
+        owner: i64 = SHARED if start < request.num_keys else request.index
+        base: i64 = request.first_key if start < request.num_keys else 0
         tail = request.tail
         if tail is not None:
             while tail.segment.end != start:
@@ -271,7 +268,7 @@ class SegmentPool:
                 request.blocks[-1].end = end
                 return
         segment = Segment(owner, request.keys, base, start, end)
-        self._enter(segment)
+        self._index(segment)
         self._add_hold(request, segment.copy, end)
 
     def _add_hold(self, request: BlockTable, copy: Copy, end: i64) -> None:
@@ -279,25 +276,25 @@ class SegmentPool:
         request.blocks.append(Hold(copy, end))
         request.tail = copy
 
-    def _cut(self, segment: Segment, depth: i64) -> None:
-        """Make two segments of one; the deeper part of each copy that is free stands just before the other."""
+    def _split(self, segment: Segment, depth: i64) -> None:
+        """Split a segment at ``depth``; of each free copy the deeper blocks are evicted first."""
         deeper = Segment(segment.owner, segment.keys, segment.base, depth, segment.end)
         segment.end = depth
-        self._enter(deeper)
-        copy, part = segment.copy, deeper.copy
+        self._index(deeper)
+        copy, deeper_copy = segment.copy, deeper.copy
         while True:
-            part.references = copy.references
-            part.deeper = copy.deeper
-            copy.deeper = part
+            deeper_copy.references = copy.references
+            deeper_copy.deeper = copy.deeper
+            copy.deeper = deeper_copy
             if copy.references == 0:
-                _link_after(copy.before, part)
+                _link_after(copy.before, deeper_copy)
             copy = copy.next_twin
             if copy is segment.copy:
                 break
-            part = _add_twin(deeper)
+            deeper_copy = _add_twin(deeper)
 
-    def _forget(self, copy: Copy) -> None:
-        """Remove a free copy; with its last copy, the segment."""
+    def _evict(self, copy: Copy) -> None:
+        """Evict a free copy from the prefix cache; with its last copy, the segment."""
         segment = copy.segment
         following = copy.next_twin
         previous = copy.previous_twin
@@ -308,31 +305,31 @@ class SegmentPool:
             if segment.copy is copy:
                 segment.copy = following
         else:
-            self._leave(segment)
+            self._unindex(segment)
             segment.copy, segment.older = self._queue, self._queue.segment
-        # No cycle is left, so that it goes without the garbage collector.
+        # Break reference cycles, so that the copy is freed without the garbage collector.
         copy.deeper = copy.next_twin = copy.previous_twin = copy.before = copy.after = self._queue
 
-    def _enter(self, segment: Segment) -> None:
-        """Make a segment findable by its first block."""
-        if segment.owner == KNOWN:
+    def _index(self, segment: Segment) -> None:
+        """Add a segment to the prefix cache, by its first block."""
+        if segment.owner == SHARED:
             key = segment.first_key = segment.keys[segment.base + segment.start]
-            older = self._known.setdefault(key, segment)
+            older = self._shared.setdefault(key, segment)
             if older is not segment:
                 segment.older = older
-                self._known[key] = segment
+                self._shared[key] = segment
         elif segment.owner != NO_INDEX:
             self._private[segment.owner, segment.start] = segment
 
-    def _leave(self, segment: Segment) -> None:
-        if segment.owner != KNOWN:
+    def _unindex(self, segment: Segment) -> None:
+        if segment.owner != SHARED:
             self._private.pop((segment.owner, segment.start), None)
             return
-        newer = self._known[segment.first_key]
+        newer = self._shared[segment.first_key]
         if newer is segment:
-            del self._known[segment.first_key]
+            del self._shared[segment.first_key]
             if segment.older is not segment:
-                self._known[segment.first_key] = segment.older
+                self._shared[segment.first_key] = segment.older
             return
         while newer.older is not segment:
             newer = newer.older
@@ -355,7 +352,7 @@ def _unlink(copy: Copy) -> None:
 
 
 def _add_twin(segment: Segment) -> Copy:
-    """Add a copy of a segment, the last in line (rule 7)."""
+    """Add a copy of a segment, after its earlier copies (rule 7)."""
     copy = Copy(segment)
     first = segment.copy
     last = first.previous_twin

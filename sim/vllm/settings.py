@@ -1,4 +1,4 @@
-"""An engine's settings from traces' headers and flags: recorded, given or assumed."""
+"""Scheduler settings of an engine: from trace headers, from flags, or assumed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,18 +17,19 @@ _ASSUMED = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Engine settings, and their origin."""
+    """Scheduler settings of an engine, and their origin."""
 
     config: EngineConfig
     assumed: dict[str, Any]
-    """Settings that neither a trace nor a flag tells, with the values taken."""
-    scheduling_known: bool
-    """True if it is known whether the engine composes a step ahead."""
+    """Default values of settings that are neither recorded nor set by a flag."""
+    scheduling_recorded: bool
+    """True: a trace or a flag sets ``async_scheduling``."""
 
 
-def settle(metas: Mapping[str, Meta], overrides: Mapping[str, Any]) -> Settings:
-    """Settings of the engine behind the traces ``metas`` (by path). Raises InputError where they disagree or lack."""
-    learnt: dict[str, Any] = {}
+def resolve_settings(metas: Mapping[str, Meta], overrides: Mapping[str, Any]) -> Settings:
+    """Return the scheduler settings of the engine of the traces ``metas`` (by path). Raises InputError if headers
+    disagree, or if a required setting is missing."""
+    recorded: dict[str, Any] = {}
     source: dict[str, str] = {}
     for path, meta in metas.items():
         if not overrides.get("kv_groups"):
@@ -38,13 +39,13 @@ def settle(metas: Mapping[str, Meta], overrides: Mapping[str, Any]) -> Settings:
             value = reported.get(name)
             if value is None or overrides.get(name) is not None:
                 continue
-            if learnt.setdefault(name, value) != value:
+            if recorded.setdefault(name, value) != value:
                 raise InputError(
-                    f"{path}: meta.engine.{name}: {value}, but {learnt[name]} in {source[name]}; expected traces of "
+                    f"{path}: meta.engine.{name}: {value}, but {recorded[name]} in {source[name]}; expected traces of "
                     f"one engine, or {flag_of(name)}"
                 )
             source.setdefault(name, path)
-    settings = {**learnt, **{k: v for k, v in overrides.items() if v is not None}}
+    settings = {**recorded, **{k: v for k, v in overrides.items() if v is not None}}
     if settings.get("kv_groups"):
         settings["block_size"] = parse_groups(settings["kv_groups"]).match_unit
     settings.setdefault("block_size", _trace_block_size(metas))
@@ -52,13 +53,13 @@ def settle(metas: Mapping[str, Meta], overrides: Mapping[str, Any]) -> Settings:
         if settings.get(name) is None:
             raise InputError(f"{next(iter(metas))}: meta.engine.{name}: not recorded; expected {flag_of(name)}")
     assumed = {name: value for name, value in _ASSUMED.items() if name not in settings}
-    scheduling_known = "async_scheduling" in settings
+    scheduling_recorded = "async_scheduling" in settings
     settings.setdefault("async_scheduling", False)
-    return Settings(EngineConfig(**{**assumed, **settings}), assumed, scheduling_known)
+    return Settings(EngineConfig(**{**assumed, **settings}), assumed, scheduling_recorded)
 
 
 def other_attention(meta: Meta) -> str | None:
-    """Return the field of an engine's header that tells of a sliding window or of several cache groups; None: none."""
+    """Return the header field that reports a sliding window or several KV cache groups; None: no such field."""
     reported = {} if meta.engine is None else meta.engine.extra
     if reported.get("sliding_window"):
         return f"sliding_window: {reported['sliding_window']}"
@@ -67,7 +68,7 @@ def other_attention(meta: Meta) -> str | None:
 
 
 def refuse_other_attention(meta: Meta, path: object, flag: str = "--kv-groups") -> None:
-    """Raise InputError if the engine's header tells of other attention, whose groups ``flag`` would give."""
+    """Raise InputError if the header reports other KV cache groups than full attention; ``flag`` sets the groups."""
     if (attention := other_attention(meta)) is not None:
         raise InputError(f"{path}: meta.engine.{attention}; expected {flag}, or an engine of full attention")
 
@@ -78,6 +79,6 @@ def _trace_block_size(metas: Mapping[str, Meta]) -> int | None:
 
 
 def model_name(metas: Sequence[Meta]) -> str | None:
-    """The served model's name, if the traces that say one agree."""
+    """Return the served model's name, unless the traces disagree."""
     names = {meta.model for meta in metas if meta.model is not None}
     return names.pop() if len(names) == 1 else None

@@ -1,7 +1,7 @@
-"""KV cache group of recurrent layers (Mamba and its like), vLLM's ``align`` mode: a block is one state, not tokens.
+"""KV cache group of recurrent layers (Mamba), vLLM's ``align`` mode: a block holds a state, not tokens.
 
-A request writes one state in place; only states at the end of a scheduler step, or that the kernel stores on its way
-(``mamba2``), can be hit. A hit needs the one state at its end. mypyc compiles this module.
+A request updates one state in place. A prefix hit needs the state at its end, so it can end only where a scheduler step
+ended, or where the kernel stores a state inside a step (``mamba2``). mypyc compiles this module.
 """
 
 from mypy_extensions import i64
@@ -12,7 +12,7 @@ from sim.vllm.request import Request
 
 
 class StateGroup(Group):
-    """States of recurrent layers. ``stores_inside``: the kernel also stores one inside a step."""
+    """KV cache group of recurrent states. ``stores_inside``: the kernel also stores a state inside a scheduler step."""
 
     stores_inside: bool = False
 
@@ -61,7 +61,7 @@ class StateGroup(Group):
         return needed + self.count_idle(0) if hits > 0 else needed
 
     def _checkpoint(self, table: Table, start: i64, end: i64, prefill_end: i64) -> i64:
-        """Tokens of the state that the kernel stores on its way from ``start`` to ``end``; NONE: it stores none."""
+        """Return the tokens of the state that the kernel stores inside a step from ``start`` to ``end``, or NONE."""
         tokens = state_end(end, self.rules.alignment, self.rules.drops)
         position = self.blocks_for(end) - 2
         if not self.stores_inside or end < prefill_end or tokens <= 0 or position < 0:
@@ -75,7 +75,7 @@ class StateGroup(Group):
         before = i64(len(blocks))
         required = self.blocks_for(end)
         inside: i64 = 1 if table.checkpoint != NONE else 0
-        had = table.allocated
+        was_allocated = table.allocated
         table.allocated = True
         if required <= before and table.partial == NONE and inside == 0:
             return
@@ -83,18 +83,18 @@ class StateGroup(Group):
             table.last_state = before - 1
         while i64(len(blocks)) < required - 1 - inside:
             blocks.append(self.pool.null)
-        copy = self.pool.take() if table.partial != NONE else None
+        copy = self.pool.allocate() if table.partial != NONE else None
         while i64(len(blocks)) < required:
-            blocks.append(self.pool.take())
+            blocks.append(self.pool.allocate())
         if copy is None:
             return
-        if had:
-            self._keep_copy(table, copy)
+        if was_allocated:
+            self._cache_copy(table, copy)
         else:
             self.copy_partial(table, copy)
 
-    def _keep_copy(self, table: Table, copy: Block) -> None:
-        """Let the cache have ``copy`` of the state that the request goes on writing."""
+    def _cache_copy(self, table: Table, copy: Block) -> None:
+        """Move the prefix cache entry to ``copy``, as the request goes on updating the state in its own block."""
         source = table.source
         assert source is not None
         table.partial = NONE
@@ -106,26 +106,26 @@ class StateGroup(Group):
         copy.tokens = source.tokens
         self.copies.append(source)
         self.copies.append(copy)
-        self.pool.hold(source)
-        note_state(copy)
+        self.pool.touch(source)
+        mark_new_state(copy)
 
     def free_skipped(self, table: Table, computed: i64) -> None:
         skipped = self.skipped_tokens(computed)
         end = min(skipped // self.size, i64(len(table.blocks)))
         if skipped > 0 and table.retired < end:
-            self.pool.release_range(table.blocks, table.retired, end)
+            self.pool.free_range(table.blocks, table.retired, end)
             table.retired = end
         last = table.last_state
         if last != NONE and last < self.blocks_for(computed) - 1:
-            self.pool.release_range(table.blocks, last, last + 1)
+            self.pool.free_range(table.blocks, last, last + 1)
 
-    def publish(self, table: Table, request: Request, tokens: i64) -> None:
+    def cache_blocks(self, table: Table, request: Request, tokens: i64) -> None:
         before = max(table.num_cached, 0)
-        self.publish_full(table, request, tokens)
+        self.cache_full_blocks(table, request, tokens)
         full = min(table.num_cached, i64(len(table.blocks)))
-        self._publish_state(table, request, tokens)
+        self._cache_state(table, request, tokens)
         for position in range(before, full):
-            note_state(table.blocks[position])
+            mark_new_state(table.blocks[position])
 
     def is_worth(self, request: Request, position: i64) -> bool:
         retain = self.rules.retain
@@ -135,10 +135,10 @@ class StateGroup(Group):
             return True
         return self.is_before_end(request, position, 1, 0)
 
-    def _publish_state(self, table: Table, request: Request, tokens: i64) -> None:
-        """Cache the state that was stored inside the step, or at its end if the prompt's last one is there."""
+    def _cache_state(self, table: Table, request: Request, tokens: i64) -> None:
+        """Cache the state stored inside the step, or the prompt's last state at the end of the step."""
         if table.checkpoint != NONE:
-            self._publish_checkpoint(table, request)
+            self._cache_checkpoint(table, request)
             return
         unit = self.rules.unit
         if tokens <= 0 or tokens % unit != 0 or tokens != state_end(request.prompt_tokens, unit, self.rules.drops):
@@ -152,7 +152,7 @@ class StateGroup(Group):
             table.num_cached = position
             table.source = table.blocks[position]
 
-    def _publish_checkpoint(self, table: Table, request: Request) -> None:
+    def _cache_checkpoint(self, table: Table, request: Request) -> None:
         end = table.checkpoint
         block = table.blocks[table.checkpoint_position]
         if not self._is_end_worth(request, end):
@@ -176,34 +176,34 @@ class StateGroup(Group):
             return
         self.cache_prefix(request, block, end)
         units = end // self.rules.unit
-        if units <= request.known_keys:
-            self.known.new_states.add(request.keys[request.first_key + units - 1])
+        if units <= request.num_keys:
+            self.shared.new_states.add(request.keys[request.first_key + units - 1])
         else:
             self.private.new_states.add(request.index * MOST_UNITS + units)
 
 
-def note_state(block: Block) -> None:
-    """Note the first key of a block as that of a state cached in this step."""
+def mark_new_state(block: Block) -> None:
+    """Mark a block's state as cached in this scheduler step."""
     cached = block.first_key
     if cached is not None:
         cached.index.new_states.add(cached.key)
 
 
 def is_new_state(block: Block) -> bool:
-    """Return whether the first key of a block is that of a state cached in this step."""
+    """Return whether a block's state was cached in this scheduler step."""
     cached = block.first_key
     return cached is not None and cached.key in cached.index.new_states
 
 
 def state_end(tokens: i64, unit: i64, drops_last: bool) -> i64:
-    """Return the last multiple of ``unit`` at which a state serves a prompt of ``tokens``."""
+    """Return the longest useful prefix hit of a prompt of ``tokens``, in multiples of ``unit``."""
     if drops_last:
         return max(tokens // unit * unit - unit, 0)
     return (tokens - 1) // unit * unit
 
 
 def can_store_inside(start: i64, end: i64, tokens: i64, unit: i64, size: i64) -> bool:
-    """Return whether a kernel computing ``start`` to ``end`` can store the state after ``tokens`` on its way."""
+    """Return whether a kernel can store the state after ``tokens`` inside a step from ``start`` to ``end``."""
     return (
         start % unit == 0
         and (end - 1) // size - 1 > (start - 1) // size

@@ -1,1 +1,1 @@
-"""Requests of a trace as the simulator takes them: chains of block keys, arrivals, sessions."""
+"""Requests of a trace for the simulator: block keys, arrivals, sessions."""

@@ -1,4 +1,4 @@
-"""Requests on their way to an engine, as columns: the one place that reads a trace's fields for a simulated engine."""
+"""Arrivals of a simulated engine as columns: tokens, block hashes, times. No other module reads trace fields for it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from measure.cache.chains import chain_places
-from sim.workload.chain import Chains, known_blocks, leading_hashes
+from measure.cache.chains import chain_indices
+from sim.workload.chain import Chains, hashed_block_counts, leading_hashes
 from tracefile.outputs import InferredOutputs, infer_outputs
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch
@@ -21,31 +21,30 @@ NOBODY = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """Requests as the engine's clients send them, in the order of handing over; each column but ``hashes`` has an entry
-    per request."""
+    """Requests as clients send them, in order of submission. Columns have a row per request, except ``hashes``."""
 
     ids: list[str]
     numbers: IntArray
-    """Places in the whole workload, ascending."""
+    """Rows in the complete workload, ascending."""
     arrival_ms: FloatArray
     prompt_tokens: IntArray
     output_tokens: IntArray
     runs: BoolArray
     prompt_logprobs: IntArray
-    """1: it is never looked up in the prefix cache; 0: it is."""
+    """1: log probabilities of the prompt are requested, so no prefix lookup; 0: prefix lookup."""
     abort_after_ms: FloatArray
-    """Time after its arrival at which the client aborts it. NaN: never."""
+    """Time from the arrival to the client's abort. NaN: no abort."""
     recorded_e2e_ms: FloatArray
     parents: IntArray
-    """Number of the request whose end it waits for; NOBODY: none, or its parent has ended."""
+    """Number of the parent request, whose end the turn waits for; NOBODY: no parent, or the parent has ended."""
     think_ms: FloatArray
-    """From its parent's end to its arrival; NaN: it has no parent."""
+    """Think time, from the parent's end to the arrival; NaN: no parent."""
     full_blocks: IntArray
-    """Blocks that get full, at least."""
-    known: IntArray
-    """Leading full blocks whose hash the trace has."""
+    """Number of full blocks at the end, at least."""
+    hashed_blocks: IntArray
+    """Leading full blocks with a hash in the trace."""
     hashes: UInt64Array
-    """Hashes of the known blocks, request after request."""
+    """Block hashes, request by request."""
     batch: Batch
     rows: IntArray
     """Row of each request's record in ``batch``."""
@@ -53,23 +52,23 @@ class Arrivals:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, rows: IntArray) -> Self:
+    def select(self, rows: IntArray) -> Self:
         """Select ``rows``, in that order."""
-        starts = np.cumsum(self.known) - self.known
+        starts = np.cumsum(self.hashed_blocks) - self.hashed_blocks
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
         columns |= {
             "ids": list(map(self.ids.__getitem__, rows.tolist())),
-            "hashes": self.hashes[chain_places(starts[rows], self.known[rows])],
+            "hashes": self.hashes[chain_indices(starts[rows], self.hashed_blocks[rows])],
         }
         return replace(self, **columns)
 
     def column(self, name: str) -> list[Any]:
-        """Return a field of every request's record."""
+        """Return a record field of all requests."""
         column = self.batch.column(name)
         return [column[row] for row in self.rows.tolist()]
 
     def records(self, rows: IntArray) -> Iterator[Record]:
-        """Records at ``rows``, for the caller to change."""
+        """Return the records at ``rows``, which the caller may change."""
         return map(self.batch.record, self.rows[rows].tolist())
 
 
@@ -86,21 +85,21 @@ def plan_arrivals(
     replay_sessions: bool = False,
     needs_hashes: bool = True,
 ) -> Arrivals:
-    """Turn records into arrivals, in their order. Raises InputError naming the record that cannot be simulated.
+    """Convert records to arrivals, in their order. Raises InputError naming a record that cannot be simulated.
 
-    An aborted request asks for all of ``max_tokens`` (where unknown, for the tokens that it got) and is aborted as long
-    after its arrival as it was. A request that failed before a response began never reached the engine.
+    An aborted request generates up to ``max_tokens`` (if unknown, the tokens that it received) and is aborted at the
+    recorded time after its arrival. A request that failed before its response never reached the engine.
     """
     batch, chains, count = Batch(records), Chains(meta, block_size), len(records)
     ids = [name or "" for name in batch.column("request_id")]
     arrival_ms, e2e_ms = batch.times("arrival_ms"), batch.times("e2e_ms")
     require_times(path, ids, arrival_ms)
-    prompt_tokens, output_tokens = batch.numbers("prompt_tokens"), asked_tokens(batch)
+    prompt_tokens, output_tokens = batch.numbers("prompt_tokens"), requested_tokens(batch)
     runs = (prompt_tokens > 0) & (output_tokens > 0) & _reached_engine(batch)
     full = np.where(runs, (prompt_tokens + output_tokens - 1) // chains.block_size, 0)
-    known, hashes = np.zeros(count, np.int64), np.empty(0, np.uint64)
+    hashed_blocks, hashes = np.zeros(count, np.int64), np.empty(0, np.uint64)
     if not cold_prompts:
-        known, hashes = _known(batch, infer_outputs(meta, records), chains, full)
+        hashed_blocks, hashes = _hashes(batch, infer_outputs(meta, records), chains, full)
         if needs_hashes and not batch.count("block_hashes"):
             raise InputError(f"{path}: block_hashes: no record has any; expected a trace with them, or --cold-prompts")
     arrivals = Arrivals(
@@ -116,7 +115,7 @@ def plan_arrivals(
         parents=np.full(count, NOBODY),
         think_ms=np.full(count, np.nan),
         full_blocks=full,
-        known=known,
+        hashed_blocks=hashed_blocks,
         hashes=hashes,
         batch=batch,
         rows=np.arange(count),
@@ -127,20 +126,20 @@ def plan_arrivals(
     return replace(arrivals, parents=parents, think_ms=think_ms)
 
 
-def _known(batch: Batch, inferred: InferredOutputs, chains: Chains, full: IntArray) -> tuple[IntArray, UInt64Array]:
-    """Count the ``full`` blocks whose hashes the trace has, and return these hashes, request after request."""
+def _hashes(batch: Batch, inferred: InferredOutputs, chains: Chains, full: IntArray) -> tuple[IntArray, UInt64Array]:
+    """Return the number of ``full`` blocks with a hash in the trace, and these hashes, request by request."""
     hashes = inferred.fill_hashes(batch, batch.hashes())
-    known = np.minimum(known_blocks(batch, hashes, chains), full)
-    return known, leading_hashes(hashes, hashes.starts, known, chains.factor)
+    hashed_blocks = np.minimum(hashed_block_counts(batch, hashes, chains), full)
+    return hashed_blocks, leading_hashes(hashes, hashes.starts, hashed_blocks, chains.factor)
 
 
-def asked_tokens(batch: Batch) -> IntArray:
-    most, seen = batch.numbers("max_tokens"), batch.numbers("output_tokens")
-    if (seen == 0).any():
+def requested_tokens(batch: Batch) -> IntArray:
+    most, generated = batch.numbers("max_tokens"), batch.numbers("output_tokens")
+    if (generated == 0).any():
         streamed = np.where(np.isnan(batch.times("ttft_ms")), 0, batch.lengths("itl_ms") + 1)
-        seen = np.where(seen == 0, streamed, seen)
-    asked = np.where(seen == 0, most, seen)
-    return np.where(batch.equal("status", "ok"), asked, np.maximum(np.maximum(most, seen), 1))
+        generated = np.where(generated == 0, streamed, generated)
+    requested = np.where(generated == 0, most, generated)
+    return np.where(batch.equal("status", "ok"), requested, np.maximum(np.maximum(most, generated), 1))
 
 
 def _reached_engine(batch: Batch) -> BoolArray:
@@ -155,7 +154,7 @@ def parents_of(
     e2e_ms: FloatArray,
     think_ms: FloatArray,
 ) -> tuple[IntArray, FloatArray]:
-    """Places of the requests' parents and think times; a request that came before its parent's end has no parent."""
+    """Return the parent row and think time of each request; no parent if it arrived before the parent's end."""
     row_of = {name: row for row, name in enumerate(ids)}
     parents = np.array([NOBODY if name is None else row_of.get(name, NOBODY) for name in parent_ids], np.int64)
     think_ms = np.where(np.isnan(think_ms), arrival_ms - (arrival_ms + e2e_ms)[parents], think_ms)

@@ -1,4 +1,4 @@
-"""A trace's prompts as columns, for passes over all of them: lengths, and the block hashes that the trace knows."""
+"""Prompts of a trace as columns: lengths and block hashes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -6,107 +6,108 @@ from typing import Any
 
 import numpy as np
 
-from measure.cache.chains import chain_places
+from measure.cache.chains import chain_indices
 from measure.cache.vectors import integers
 from sim.vllm.request import ANY_HITS, Request
-from sim.workload.chain import Chains, known_blocks, leading_hashes
+from sim.workload.chain import Chains, hashed_block_counts, leading_hashes
 from tracefile.compiled import warn_if_plain
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch, Hashes
 
 MANY = 100_000
-"""Requests of which the plain form takes seconds."""
+"""Requests from which on an uncompiled run takes seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """Requests with a prompt, in file order."""
+    """Requests with a prompt, in file order: tokens and block hashes."""
 
     block_size: int
     prompt_tokens: IntArray
     computed_tokens: IntArray
-    """All but the last output token, whose KV is never computed."""
+    """Tokens with computed KV: all but the last output token."""
     unread: IntArray
-    """1: log probabilities of the prompt were asked for, so that it is not looked up; 0: it is."""
+    """1: log probabilities of the prompt are requested, so no prefix lookup; 0: prefix lookup."""
     turn: IntArray
     """0: unknown; turns count from 1."""
     arrival_ms: FloatArray
     """NaN: not recorded."""
-    known: IntArray
-    """Leading full blocks whose hash the trace has."""
+    hashed_blocks: IntArray
+    """Leading full blocks with a hash in the trace."""
     keys: UInt64Array
-    """Hashes of the known blocks, request after request."""
+    """Block hashes, request by request."""
 
     def __len__(self) -> int:
-        return len(self.known)
+        return len(self.hashed_blocks)
 
     @property
     def starts(self) -> IntArray:
-        """Place of each request's first key, and the end."""
-        return np.append(0, np.cumsum(self.known))
+        """Index of each request's first block key, and the end."""
+        return np.append(0, np.cumsum(self.hashed_blocks))
 
     @property
     def prompt_blocks(self) -> IntArray:
-        """Known full blocks of each prompt."""
-        return np.minimum(self.prompt_tokens // self.block_size, self.known)
+        """Hashed full blocks of each prompt."""
+        return np.minimum(self.prompt_tokens // self.block_size, self.hashed_blocks)
 
     @property
     def most_hits(self) -> IntArray:
-        """Leading blocks that may hit: the last token is always computed (rule 6)."""
-        return np.asarray(np.minimum((self.prompt_tokens - 1) // self.block_size * (1 - self.unread), self.known))
+        """Longest possible prefix hit, in blocks: the last token is always computed (rule 6)."""
+        blocks = (self.prompt_tokens - 1) // self.block_size * (1 - self.unread)
+        return np.asarray(np.minimum(blocks, self.hashed_blocks))
 
     @property
     def full_blocks(self) -> IntArray:
-        """Blocks that are full at each request's end."""
+        """Full blocks at the end of each request."""
         return self.computed_tokens // self.block_size
 
     @property
     def num_blocks(self) -> IntArray:
-        """Blocks that each request holds at its end."""
+        """Blocks in use at the end of each request."""
         return -(-self.computed_tokens // self.block_size)
 
     def fit(self, usable_blocks: int | None) -> BoolArray:
-        """Return for each request if it fits a pool alone."""
+        """Return for each request whether it alone fits a block pool."""
         return np.ones(len(self), bool) if usable_blocks is None else np.asarray(self.num_blocks <= usable_blocks)
 
-    def take(self, rows: BoolArray) -> "Prompts":
-        """Return the requests of some rows."""
+    def select(self, rows: BoolArray) -> "Prompts":
+        """Return the requests at ``rows``."""
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        indices = chain_places(self.starts[:-1][rows], self.known[rows])
+        indices = chain_indices(self.starts[:-1][rows], self.hashed_blocks[rows])
         return replace(self, **columns, keys=self.keys[indices])
 
     def requests(self) -> Iterator[Request]:
-        """Yield the requests as a KV cache gets them."""
+        """Yield the requests for a KV cache."""
         if len(self) > MANY:
             warn_if_plain()
         keys, output_tokens = integers(self.keys), self.computed_tokens + 1 - self.prompt_tokens
         limits = np.where(self.unread > 0, 0, ANY_HITS)
-        columns = (self.prompt_tokens, output_tokens, self.starts[:-1], self.known, limits)
+        columns = (self.prompt_tokens, output_tokens, self.starts[:-1], self.hashed_blocks, limits)
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        for index, (prompt, output, first, known, most) in enumerate(rows):
-            yield Request("", prompt, output, keys, first_key=first, known_keys=known, index=index, hit_limit=most)
+        for index, (prompt, output, first, hashed, most) in enumerate(rows):
+            yield Request("", prompt, output, keys, first_key=first, num_keys=hashed, index=index, hit_limit=most)
 
 
 _COLUMNS = [field.name for field in fields(Prompts) if field.name not in ("block_size", "keys")]
 
 
 def read_prompts(batches: Iterable[tuple[Batch, Hashes]], chains: Chains) -> Prompts:
-    """Return the prompts of all batches, one at least."""
+    """Return the prompts of all batches; at least one batch."""
     return join_prompts([lay_out(batch, hashes, chains) for batch, hashes in batches])
 
 
-def join_prompts(parts: Sequence[Prompts]) -> Prompts:
-    """Return the prompts of all parts, in order."""
+def join_prompts(prompts: Sequence[Prompts]) -> Prompts:
+    """Concatenate prompts, in order."""
     names = (*_COLUMNS, "keys")
-    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return replace(parts[0], **columns)
+    columns: dict[str, Any] = {name: np.concatenate([getattr(rows, name) for rows in prompts]) for name in names}
+    return replace(prompts[0], **columns)
 
 
 def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Prompts:
-    """Return the prompts of a batch."""
+    """Return the prompts of a batch, with the hashes of their full blocks."""
     tokens = batch.numbers("prompt_tokens")
     rows = np.flatnonzero(tokens > 0)
-    known = known_blocks(batch, hashes, chains)[rows]
+    hashed_blocks = hashed_block_counts(batch, hashes, chains)[rows]
     return Prompts(
         block_size=chains.block_size,
         prompt_tokens=tokens[rows],
@@ -114,6 +115,6 @@ def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Prompts:
         unread=batch.numbers("prompt_logprobs")[rows],
         turn=batch.numbers("turn")[rows],
         arrival_ms=batch.times("arrival_ms")[rows],
-        known=known,
-        keys=leading_hashes(hashes, hashes.starts[rows], known, chains.factor),
+        hashed_blocks=hashed_blocks,
+        keys=leading_hashes(hashes, hashes.starts[rows], hashed_blocks, chains.factor),
     )

@@ -1,1 +1,1 @@
-"""Health and metrics of a tap, made of numbers that its processes report when they are asked for."""
+"""Admin port of the tap: health, readiness and Prometheus metrics."""

@@ -25,7 +25,7 @@ HEADERS: Final[Sequence[Header]] = (
 
 
 class Page(NamedTuple):
-    """An answer without its common headers."""
+    """Response without the common headers."""
 
     status: bytes
     kind: bytes
@@ -34,7 +34,7 @@ class Page(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def serving_pages(listener: socket.socket, stats: Callable[[], TapStats]) -> AsyncIterator[None]:
-    """Serve the pages on a bound socket, each of ``stats`` as they are then."""
+    """Serve the pages on a bound socket; each request reads the current ``stats``."""
 
     def answer(head: RequestHead, client: ClientConnection) -> Answer:
         status, kind, body = page_of(head, stats)
@@ -51,17 +51,17 @@ async def serving_pages(listener: socket.socket, stats: Callable[[], TapStats]) 
 def page_of(head: RequestHead, stats: Callable[[], TapStats]) -> Page:
     path = head.target.partition(b"?")[0]
     if path not in (b"/healthz", b"/readyz", b"/metrics"):
-        return Page(b"404 Not Found", b"text/plain", b"no such page; expected /healthz, /readyz or /metrics\n")
+        return Page(b"404 Not Found", b"text/plain", b"unknown page; expected /healthz, /readyz or /metrics\n")
     if head.method not in (b"GET", b"HEAD"):
         return Page(b"405 Method Not Allowed", b"text/plain", b"expected GET\n")
-    if head.values(b"origin"):  # no page has a script that asks: it is another site's
-        return Page(b"403 Forbidden", b"text/plain", b"Origin: another site; expected none\n")
+    if head.values(b"origin"):  # admin pages have no scripts: the request comes from another site
+        return Page(b"403 Forbidden", b"text/plain", b"cross-origin request; expected no Origin header\n")
     if path == b"/metrics":
         return Page(OK, MEDIA_TYPE.encode(), exposition(tap_metrics(stats())))
     return _readiness(stats()) if path == b"/readyz" else Page(OK, JSON, b'{"status":"ok"}')
 
 
 def _readiness(stats: TapStats) -> Page:
-    reasons = stats.reasons_against()
-    facts = {"ready": not reasons, "reasons": reasons, "not_recording": stats.reasons_not_recording()}
+    reasons = stats.not_ready_reasons()
+    facts = {"ready": not reasons, "reasons": reasons, "not_recording": stats.not_recording_reasons()}
     return Page(b"503 Service Unavailable" if reasons else OK, JSON, msgspec.json.encode(facts))

@@ -1,1 +1,1 @@
-"""Messages between the processes of the tap."""
+"""Messages, settings and shared memory of the tap's processes."""

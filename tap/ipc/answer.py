@@ -1,11 +1,11 @@
-"""Answer of the tap itself to a request, given as soon as its head is there."""
+"""Response of the tap itself, sent when the request head is complete."""
 
 from wire.head import Header, RequestHead, serialise_head
 from wire.server import ClientConnection
 
 
 class Answer:
-    """Handler of a request that is answered at once."""
+    """Request handler that responds at once."""
 
     def __init__(
         self, head: RequestHead, client: ClientConnection, status: bytes, headers: list[Header], body: bytes

@@ -14,13 +14,13 @@ from tracefile.records.schema import Engine, Meta, Status
 from wire.process import FrameSocket, frame
 
 Endpoint = str
-"""API of a request, as ``recorded_endpoint`` names it: ``/v1/chat/completions``, ``/v1/messages`` …"""
+"""API of a request, from ``recorded_endpoint``: ``/v1/chat/completions``, ``/v1/messages`` …"""
 STATS_INTERVAL_S = 1.0
-"""Between two reports of a process for /metrics."""
+"""Interval of a process's reports for /metrics."""
 
 
-def say(text: str) -> None:
-    """Print a line on stderr, at once: a process may be killed next."""
+def log_line(text: str) -> None:
+    """Print a line on stderr and flush: the process may be killed next."""
     print(f"tap: {text}", file=sys.stderr, flush=True)
 
 
@@ -29,7 +29,7 @@ def encode_frame(message: msgspec.Struct) -> bytes:
 
 
 class Channel(FrameSocket):
-    """End of a socket between the supervisor and a child. Received messages wait in ``messages``; null is the end."""
+    """Socket between the supervisor and a child. Received messages are queued in ``messages``; None: end of stream."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[Any]") -> None:
         self.messages: asyncio.Queue[Any] = asyncio.Queue()
@@ -42,78 +42,78 @@ class Channel(FrameSocket):
 
 
 def no_counts() -> HistogramCounts:
-    """Return an empty histogram, without its buckets."""
+    """Return an empty latency histogram, without buckets."""
     return HistogramCounts([])
 
 
 class RequestCount(msgspec.Struct, array_like=True, frozen=True):
-    """Count of records with this endpoint, outcome and upstream."""
+    """Number of records by endpoint, outcome and upstream."""
 
     endpoint: str
     status: Status
     http_status: int
-    """0: no response came."""
+    """0: no response."""
     upstream: str
     count: int
 
 
 class RecordNumbers(msgspec.Struct, array_like=True, kw_only=True):
-    """Numbers of a recorder's records since the start of the process."""
+    """Request counts, TTFT and ITL histograms and token totals since the start of the recorder process."""
 
     requests: list[RequestCount] = []
     ttft: HistogramCounts = msgspec.field(default_factory=no_counts)
-    """Seconds to the first token. Buckets: ``WAIT_S``."""
+    """TTFT, in s. Buckets: ``WAIT_S``."""
     gaps: HistogramCounts = msgspec.field(default_factory=no_counts)
-    """Seconds between reads with tokens. Buckets: ``GAP_S``."""
+    """ITL: gaps between reads with tokens, in s. Buckets: ``GAP_S``."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
 
 
 class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
-    """Counts of a trace, sent after a flush: records counted are in its files.
+    """Counts of a trace, sent after a flush: counted records are in the files.
 
-    They continue those of earlier recorders (``RecorderSetup.carry``), so the last message is the whole.
+    Counts continue the counts of earlier recorders (``RecorderSetup.carry``), so that the last message is the total.
     """
 
     received: int = 0
-    """Exchanges taken off sockets: each is recorded or dropped."""
+    """Exchanges received from workers: each is recorded or dropped."""
     recorded: int = 0
     hashed: int = 0
     prompt_counts_checked: int = 0
-    """Records with both prompt ids and usage."""
+    """Records with both prompt token ids and usage."""
     prompt_counts_matched: int = 0
-    """Of these, records whose two counts are equal."""
+    """Checked records whose prompt token ids equal the usage in number."""
     dropped: dict[str, int] = {}
     unhashed: dict[str, int] = {}
-    found: int | None = None
-    """Records of earlier runs in a resumed trace, not among ``recorded``. Null: not counted yet."""
+    earlier_records: int | None = None
+    """Records of earlier runs in a resumed trace, not included in ``recorded``. None: not counted yet."""
     epoch_ns: int | None = None
-    """Monotonic clock at the trace's t = 0, an earlier run's if resumed. Null: not known yet."""
+    """Monotonic clock at the trace's t = 0. None: not known yet."""
     segments: int = 0
     deleted: int = 0
-    """Old segments deleted by ``--keep``."""
+    """Segments deleted by ``--keep``."""
     uploaded: int = 0
     upload_failed: int = 0
-    """Failed tries to upload a segment; it stays and is tried again."""
+    """Failed upload attempts; uploads are retried."""
     writing: bool = True
-    """The last flush reached the files."""
+    """True: the last flush succeeded."""
     numbers: RecordNumbers = msgspec.field(default_factory=RecordNumbers)
 
 
 class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
-    """First message to a recorder."""
+    """Setup message of a recorder: settings, hash key, block size and trace header."""
 
     settings: Settings
     socket: str
-    """Path of the unix socket for the workers' exchanges. Empty: none."""
+    """Path of the unix socket for the workers. Empty: no workers."""
     meta: Meta
     key_secret: bytes
     dialect: DialectName
     engine_url: str
-    """Engine for ``--tokenizer engine``, until an upstream has served a request."""
+    """Engine of ``--tokenizer engine``, until an upstream has served a request."""
     epoch_ns: int
-    """The relay's monotonic clock at t = 0."""
+    """Monotonic clock of the workers at t = 0."""
     carry: Progress = msgspec.field(default_factory=Progress)
     """Counts of earlier recorders of the same trace."""
 
@@ -124,144 +124,144 @@ class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
 
     @property
     def branches(self) -> bool:
-        """True: records tell to the token where chains part."""
+        """True: records have the token position where a prompt diverges within a block."""
         return self.meta.hash is not None and bool(self.meta.hash.branches)
 
 
-class ExchangeCopy(msgspec.Struct, array_like=True, tag=True, kw_only=True):
-    """A request and its response: a bounded copy with the relay's times (monotonic ns), filled in as they pass."""
+class CapturedExchange(msgspec.Struct, array_like=True, tag=True, kw_only=True):
+    """Captured request and response, with the arrival time (monotonic ns) of every read for TTFT and ITL."""
 
     endpoint: Endpoint
     arrival_ns: int
-    """Request head complete."""
+    """Time at which the request head was complete: start of TTFT and E2E latency."""
     end_ns: int = 0
     concurrency: int
     request_headers: dict[str, str]
-    """Headers of ``KEPT_REQUEST_HEADERS`` and ``--keep-header``, names in lower case."""
+    """Headers of ``RECORDED_REQUEST_HEADERS`` and ``--keep-header``, names in lower case."""
     request_body: list[bytes] | None = []
-    """De-chunked reads of the body. Null: larger than the bound."""
+    """De-chunked reads of the body. None: beyond the capture limit."""
     http_status: int | None = None
     response_headers: dict[str, str] = {}
-    """Headers of ``KEPT_RESPONSE_HEADERS``."""
+    """Headers of ``RECORDED_RESPONSE_HEADERS``."""
     response_reads: list[tuple[int, bytes]] = []
-    """Every de-chunked body read with its time, up to the bound."""
-    response_whole: bool = True
-    """False: only the beginning is there, the bound cut the rest."""
+    """De-chunked body reads with arrival times, up to the capture limit; ``wire.completion`` finds the first token."""
+    response_complete: bool = True
+    """False: ``response_reads`` ends at the capture limit."""
     last_reads: list[tuple[int, bytes]] = []
-    """If the bound cut: the last reads, which hold a stream's usage."""
+    """Last reads of a response beyond the capture limit; they hold a stream's usage."""
     outcome: Status = "ok"
     error_kind: str | None = None
     upstream: str = ""
-    """Origin of the upstream that served it. Empty: it reached none."""
+    """Origin of the upstream that served the request. Empty: not connected."""
     injected: list[Injection] = []
-    """Additions of the relay to the request."""
+    """Fields that ``--inject`` added to the request."""
 
 
-KEPT_REQUEST_HEADERS = frozenset({b"x-request-id", b"x-session-id", b"x-dynamo-session-id", b"content-encoding"})
-KEPT_RESPONSE_HEADERS = frozenset({b"content-type", b"content-encoding"})
+RECORDED_REQUEST_HEADERS = frozenset({b"x-request-id", b"x-session-id", b"x-dynamo-session-id", b"content-encoding"})
+RECORDED_RESPONSE_HEADERS = frozenset({b"content-type", b"content-encoding"})
 
 
 class EngineChanged(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """The upstream is another engine from here on."""
+    """Change of the engine's version or KV cache settings, for the trace's header."""
 
     engine: Engine | None
-    """Null: unknown."""
+    """None: unknown."""
 
 
 class Ready(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """The child is ready: the recorder has its tokenizer and its trace open."""
+    """The child is ready; a recorder has loaded its tokenizer and opened the trace."""
 
 
 class Refused(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """The child cannot start; ``reason`` is one line for the user."""
+    """The child cannot start; ``reason``: one line for the user."""
 
     reason: str
 
 
 class UpstreamEntry(msgspec.Struct, array_like=True, frozen=True):
-    """An upstream, and its state as the supervisor knows it."""
+    """Upstream with its slot in shared memory and its dialect."""
 
     url: str
     slot: int = 0
-    """Index of its counts and keys in shared memory, the same while the tap runs."""
+    """Index of its load cells and prefix table in shared memory; constant while the tap runs."""
     dialect: DialectName | None = None
-    """Engine whose fields ``--inject`` may add to its requests. Null: none may be added."""
+    """Dialect for ``--inject``. None: no fields are added."""
 
 
 class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
-    """First message to a worker."""
+    """Setup message of a worker: settings, upstreams, listening socket."""
 
     settings: Settings
     folder: str
-    """Folder of the processes' sockets and shared memory."""
+    """Folder of the sockets and shared memory."""
     number: int
-    """From 0; the successor of a dead worker has its number."""
+    """Number of the worker, from 0; kept after a restart."""
     listen_fd: int
-    """The bound socket to serve on, inherited under this number."""
+    """Inherited file descriptor of the listening socket."""
     upstreams: list[UpstreamEntry]
     capacity_blocks: int = 0
-    """KV cache of an upstream, in keys of prompts. 0: not known."""
+    """KV cache size of an upstream, in prefix blocks. 0: unknown."""
     key_secret: bytes
-    """Of the trace's ids: sessions are routed by their ids in records."""
+    """Hash key of the trace: sessions are routed by their recorded ids."""
     board: BoardSize
 
 
 class Reload(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Send new requests to these upstreams; removed ones finish theirs."""
+    """Replace the upstreams; removed upstreams finish their requests."""
 
     upstreams: list[UpstreamEntry]
 
 
 class Drain(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Take no new connections; requests in flight have ``drain_s``."""
+    """Accept no new connections; requests in flight have ``drain_s`` to finish."""
 
     drain_s: float
 
 
 class Cut(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """End the requests in flight now."""
+    """Abort the requests in flight."""
 
 
 class Drained(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """A worker's last message: nothing is in flight, and the recorder's socket has taken all it would."""
+    """Last message of a worker: no requests are in flight, and the captures were sent to the recorder."""
 
     cut: int
-    """Responses that were cut."""
+    """Number of aborted responses."""
 
 
 class UpstreamStats(msgspec.Struct, array_like=True, frozen=True):
-    """Numbers of an upstream, as one worker counts them since its start."""
+    """Requests, ejections and prefix hits of an upstream, counted by one worker since its start."""
 
     upstream: str
     requests: int = 0
     in_flight: int = 0
     ejected: bool = False
     ejections: int = 0
-    """Times that it got no requests for a while after failures."""
+    """Number of ejections after failures."""
     prompt_bytes: int = 0
-    """Bytes of prompts' starts sent there that the router hashed."""
-    known_bytes: int = 0
-    """Leading bytes of them that the router had sent there before."""
+    """Bytes of prompt prefixes that routing hashed."""
+    hit_bytes: int = 0
+    """Bytes of prompt prefixes that were sent to the upstream before (prefix hits)."""
 
 
 class WorkerStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
-    """Numbers of a worker since its start."""
+    """Counters and gauges of a worker since its start."""
 
     worker: int
-    """Number of the worker, the same after a restart."""
+    """Number of the worker, kept after a restart."""
     in_flight: int = 0
-    """Recorded requests that have not ended."""
+    """Recorded requests in flight."""
     connections: int = 0
     relayed: int = 0
     bytes_in: int = 0
-    """Bytes of request bodies; those of recorded requests count at their end."""
+    """Bytes of request bodies; bodies of recorded requests are added when the request ends."""
     bytes_out: int = 0
-    """Bytes of response bodies, likewise."""
+    """Bytes of response bodies; as ``bytes_in``."""
     queue_bytes: int = 0
-    """Bytes of copies in flight and of frames that the recorder has not taken."""
+    """Memory of captures in flight and of frames queued for the recorder."""
     queue_limit_bytes: int = 0
     loop_delay_s: float = 0.0
-    """Largest delay of the event loop since the last push."""
+    """Largest event loop delay since the last report."""
     upstreams: list[UpstreamStats] = []
     misrouted: dict[str, int] = {}
-    """Requests for which the policy raised, by the exception's type."""
+    """Exceptions of the routing policy, by type."""

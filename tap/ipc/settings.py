@@ -1,4 +1,4 @@
-"""Settings of ``tap``: made once of the flags, and given to all of its processes as they are."""
+"""Settings of ``tap``, parsed once from the flags and sent to all processes."""
 
 import sys
 from collections.abc import Iterable
@@ -20,85 +20,85 @@ NAMED_TOKENIZERS = ("engine", "ids")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of ``tap``; a field is named like its flag, or says its unit."""
+    """Settings of ``tap``; fields are named as their flags, or by their unit."""
 
     upstreams: tuple[Origin, ...]
     upstreams_file: str | None
     route: str
-    """Policy of ``engines.routing``, or a user's own: FILE.py:FUNCTION."""
+    """Policy of ``engines.routing``, or FILE.py:FUNCTION."""
     listen: tuple[str, int]
     access: Access
-    """Of the tap's own calls; its TLS of relayed requests, too."""
+    """Access for the tap's control calls; its TLS also for relayed requests."""
     workers: int
     trace: str
     rotate_bytes: int | None
-    """Size at which a segment of the trace ends. Null: never."""
+    """Size at which a segment is closed. None: never."""
     rotate_s: float | None
-    """Age at which a segment of the trace ends. Null: never."""
+    """Age at which a segment is closed. None: never."""
     keep_s: float | None
-    """Age at which a closed segment is deleted. Null: never."""
+    """Age at which a closed segment is deleted. None: never."""
     upload: str | None
-    """fsspec URL for closed segments. Null: none."""
+    """fsspec URL for closed segments. None: no upload."""
     resume: bool
-    """Continue the existing trace from its last whole record."""
+    """Continue the existing trace after its last complete record."""
     overwrite: bool
     keep_headers: tuple[str, ...]
-    """Request headers that records keep, in lower case."""
+    """Recorded request headers, in lower case."""
     tokenizer: str
-    """``engine``, ``ids`` or a directory; ``auto``, until the engine is there: engine, or else ids."""
+    """``engine``, ``ids`` or a directory; ``auto`` becomes ``engine`` or ``ids`` once the engine is reached."""
     block_size: int | None
-    """Null: 16, or the engine's if that is 8 to 15."""
+    """Block size of the hashes. None: 16, or the engine's block size of 8 to 15."""
     algorithm: HashAlgorithm
     key_file: str | None
     model: str | None
-    """Model name in place of the upstream's and the requests'. Null: theirs."""
+    """Recorded model name. None: the names of the upstream and the requests."""
     loras: tuple[str, ...]
     """Names of models that are LoRA adapters."""
     max_body_bytes: int
-    """Largest body that is copied, and read, decoded."""
+    """Capture limit of a body, also once decoded."""
     queue_bytes: int
-    """Memory of all workers for copies."""
+    """Memory budget of captures, over all workers."""
     inject: frozenset[Injection]
-    """Additions to requests, as far as each upstream's dialect has them."""
+    """Fields to inject (usage, token ids), as far as the upstream's dialect supports them."""
     inject_auto: bool
-    """Each upstream is asked for the injections that its own dialect has."""
+    """True: inject by the detected dialect of each upstream."""
     dialect: DialectName | None
-    """Null: by the engine's metrics, else vllm."""
+    """Engine dialect. None: detected by the engine's metrics, else vllm."""
     engine_facts: bool
     admin: tuple[str, int] | None
     file_mode: int
-    """Permissions of the files that are made."""
+    """Permissions of created files."""
     drain_s: float
-    """Time for requests in flight when the tap ends."""
+    """Time to finish requests in flight when the tap ends."""
 
 
 def read_upstreams(file: str) -> tuple[Origin, ...]:
-    """Read upstreams from a file: a URL a line, ``#`` starts a comment. Raises InputError that names the line."""
+    """Read upstreams from a file with one URL per line; ``#`` starts a comment. Raises InputError naming the line."""
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise InputError(f"--upstreams {file}: cannot be read ({reason}); expected a file with a URL a line") from None
+        raise InputError(f"--upstreams {file}: cannot be read ({reason}); expected one URL per line") from None
     words = ((number, line.partition("#")[0].strip()) for number, line in enumerate(lines, 1))
     origins = distinct_origins((f"--upstreams {file}:{number}", url) for number, url in words if url)
     if not origins:
-        raise InputError(f"--upstreams {file}: names no upstream; expected a URL a line")
+        raise InputError(f"--upstreams {file}: no upstreams; expected one URL per line")
     return origins
 
 
 def distinct_origins(urls: Iterable[tuple[str, str]]) -> tuple[Origin, ...]:
-    """Return the servers of URLs, each with its place for an error; raises InputError for one that is named twice."""
+    """Return the origins of (source, URL) pairs; raises InputError naming the source of a duplicate."""
     origins: list[Origin] = []
-    for place, url in urls:
+    for source, url in urls:
         try:
             origin = parse_url(url)
         except WireError as error:
-            raise InputError(f"{place}: {error}") from None
+            raise InputError(f"{source}: {error}") from None
         server = origin.without_endpoint()
         if server != origin:
-            left = origin.base_path.removeprefix(server.base_path)
-            print(f"tap: {place}: {left} is left out, since it is in the clients' paths", file=sys.stderr)
+            suffix = origin.base_path.removeprefix(server.base_path)
+            print(f"tap: {source}: {suffix} ignored: clients send it in their paths", file=sys.stderr)
         if server in origins:
-            raise InputError(f"{place}: {server} is named twice; expected each upstream once")
+            raise InputError(f"{source}: {server} is listed twice; expected each upstream once")
         origins.append(server)
     return tuple(origins)

@@ -1,7 +1,7 @@
-"""Shared memory of the workers: 64-bit cells in files of the supervisor, which outlive a worker.
+"""Shared memory of the workers: request counts, upstream load and prefix tables, in 64-bit cells of mapped files.
 
-A cell is written in one piece, so there is no lock. Each worker writes its own rows of counts; tables of keys are
-written by all. After a kill the supervisor still knows the requests, and the successor where sessions and prefixes are.
+Writes of a cell are atomic, so there is no lock. Each worker writes its rows of counts; all workers write the prefix
+tables. The files outlive a worker: after a crash, the supervisor has its counts, and its successor the prefix tables.
 """
 
 import mmap
@@ -15,41 +15,41 @@ import msgspec
 from tracefile.records.errors import InputError
 
 RECORDER_SOCKET: Final = "recorder.sock"
-"""Unix socket for the workers' exchanges, in the same folder."""
+"""Unix socket of the recorder, in the same folder."""
 COUNTS_FILE: Final = "counts"
 BOARD_FILE: Final = "upstreams"
 
 OFFERED: Final = 0
-"""Requests begun that are to be recorded."""
+"""Started requests to record."""
 SENT: Final = 1
-"""Exchanges taken whole by the recorder's socket."""
+"""Exchanges written completely to the recorder's socket."""
 QUEUE_FULL: Final = 2
-"""Exchanges dropped because copies in flight and in the outbox were at their bound."""
+"""Exchanges dropped because captures exceeded the memory budget."""
 RECORDER_OFF: Final = 3
-"""Exchanges dropped because there was no recorder."""
+"""Exchanges dropped without a recorder."""
 IN_FLIGHT: Final = 4
-"""Requests of OFFERED that have not ended."""
+"""Requests to record that are in flight."""
 NOT_INJECTED: Final = 5
-"""Requests that ``--inject`` left unchanged, and responses that passed with its additions."""
+"""Requests without ``--inject``, and responses that kept the injected fields."""
 UNRECORDED: Final = 6
-"""POSTs that were only relayed: their path is of no generation that is known."""
+"""POSTs to paths that are only relayed: no known generation API."""
 COUNT_CELLS: Final = 8
 CELL_BYTES: Final = 8
 
 DROP_CELLS: Final = {"queue_full": QUEUE_FULL, "recorder_off": RECORDER_OFF}
-"""Cell of each reason for a dropped exchange."""
+"""Cell by reason for a dropped exchange."""
 
 
 def map_cells(path: Path | None, count: int) -> memoryview:
-    """Map the file at ``path`` as 64-bit cells; make it if it is missing. None: memory of this process alone."""
+    """Map the file at ``path`` as 64-bit cells; create a missing file. None: private memory."""
     length = count * CELL_BYTES
     if path is None:
         return memoryview(mmap.mmap(-1, length)).cast("Q")
     with open(path, "ab+", buffering=0) as file:
-        # Written, not truncated to length: on a full disk, touching a page without space kills the process.
+        # Written, not extended by truncate: on a full disk, touching an unallocated page would kill the process.
         file.write(bytes(length - os.fstat(file.fileno()).st_size))
         if os.fstat(file.fileno()).st_size < length:
-            raise InputError(f"{path}: no space for {length} bytes of shared counts; expected room on its disk")
+            raise InputError(f"{path}: no space for {length} bytes of shared counts; expected free disk space")
         return memoryview(mmap.mmap(file.fileno(), length)).cast("Q")
 
 
@@ -58,7 +58,7 @@ def clear_cells(cells: memoryview) -> None:
 
 
 class WorkerCounts:
-    """Rows of all workers' counts."""
+    """Request counts, one row per worker."""
 
     def __init__(self, folder: str, workers: int) -> None:
         self._cells = map_cells(Path(folder) / COUNTS_FILE, workers * COUNT_CELLS)
@@ -73,53 +73,53 @@ class WorkerCounts:
             return cells[IN_FLIGHT]
         return sum([cells[at] for at in self._in_flight])
 
-    def take(self, worker: int) -> list[int]:
-        """Return a dead worker's row and set it to zero for its successor."""
+    def pop_row(self, worker: int) -> list[int]:
+        """Return and reset the row of a crashed worker."""
         row = self.row(worker)
-        taken = list(row)
+        counts = list(row)
         clear_cells(row)
-        return taken
+        return counts
 
 
 REQUESTS: Final = 0
-"""Requests sent to the upstream that have not ended."""
+"""Requests in flight to the upstream."""
 PREFILL_TOKENS: Final = 1
-"""Their prompt tokens that the tables did not say were cached, until the response's body begins."""
-HELD_TOKENS: Final = 2
-"""All their prompt tokens."""
+"""Outstanding prefill: uncached prompt tokens of requests without a first token."""
+IN_FLIGHT_TOKENS: Final = 2
+"""Prompt tokens of the requests in flight, cached tokens included."""
 LOAD_CELLS: Final = 3
 SESSION_CELLS: Final = 1 << 13
 
 
 class BoardSize(msgspec.Struct, array_like=True, frozen=True):
-    """Size of the memory that workers share about upstreams."""
+    """Size of the shared load cells and prefix tables of the upstreams."""
 
     workers: int = 1
     slots: int = 16
     keys: int = 1 << 10
-    """Cells of an upstream's table, a power of two."""
+    """Cells of an upstream's prefix table, a power of two."""
 
 
 DEFAULT_SIZE: Final = BoardSize()
 
 
 class PrefixTable:
-    """Keys of prefixes, or of sessions, that an upstream was sent, each in the one cell that its value names.
+    """Direct-mapped table of the prefix block keys (or session keys) that were sent to an upstream.
 
-    A new key replaces the old one of its cell. Of the keys of a table with N cells, 63 % are lost once N more were
-    added. Each request writes its keys again, so the table forgets unused keys first, like a cache of its size.
+    A new key replaces the key in its cell: after N additions to a table of N cells, 63 % of the earlier keys are
+    evicted. Each request writes its keys again, so unused keys are evicted first, as in a prefix cache of this size.
     """
 
     __slots__ = ("_cells", "_mask")
 
     def __init__(self, cells: memoryview) -> None:
-        """``cells``: a power of two of 64-bit cells."""
+        """``cells``: 64-bit cells; their number is a power of two."""
         self._cells, self._mask = cells, len(cells) - 1
 
     def overlap(self, keys: Sequence[int]) -> int:
-        """Return the number of leading keys up to the last one that is in the table.
+        """Return the prefix hit: the number of leading keys up to the last key in the table.
 
-        Keys are chained, so it tells of all before it: another key in the cell of one of them does not hide the rest.
+        Keys are chained, so a hit implies all keys before it, even if the cell of an earlier key was replaced.
         """
         cells, mask = self._cells, self._mask
         for count in range(len(keys), 0, -1):
@@ -138,43 +138,43 @@ class PrefixTable:
             self._cells[key & self._mask] = 0
 
     def clear(self) -> None:
-        """Forget all keys: the upstream has another, empty cache."""
+        """Clear all keys: the upstream's prefix cache is empty."""
         clear_cells(self._cells)
 
 
 class UpstreamBoard:
-    """Loads and tables of keys by an upstream's slot."""
+    """Load cells, prefix table and session table of each upstream, by slot."""
 
     def __init__(self, folder: str | None = None, size: BoardSize = DEFAULT_SIZE) -> None:
-        """Without ``folder``: memory of this process alone."""
+        """``folder``: of the mapped file; None: private memory."""
         self._size, self._width = size, size.slots * LOAD_CELLS
         self._tables = size.workers * self._width
         self._sessions = self._tables + size.slots * size.keys
-        self._session_cells = SESSION_CELLS if size.slots > 1 else 1  # one upstream is no choice
+        self._session_cells = SESSION_CELLS if size.slots > 1 else 1  # a single upstream needs no routing
         count = self._sessions + size.slots * self._session_cells
         self._cells = map_cells(None if folder is None else Path(folder) / BOARD_FILE, count)
 
     def row(self, worker: int) -> memoryview:
-        """Return a worker's counts, ``LOAD_CELLS`` for each slot."""
+        """Return the load cells of a worker, ``LOAD_CELLS`` per slot."""
         return self._cells[worker * self._width : (worker + 1) * self._width]
 
     def totals(self, slot: int) -> list[int]:
-        """Return the counts of an upstream, of all workers."""
+        """Return the load of an upstream, summed over workers."""
         cells, at = self._cells, slot * LOAD_CELLS
         if self._size.workers == 1:
             return cells[at : at + LOAD_CELLS].tolist()
         rows = [cells[start : start + LOAD_CELLS].tolist() for start in range(at, self._tables, self._width)]
         return [sum(counts) for counts in zip(*rows, strict=True)]
 
-    def table(self, slot: int) -> PrefixTable:
+    def prefix_table(self, slot: int) -> PrefixTable:
         start = self._tables + slot * self._size.keys
         return PrefixTable(self._cells[start : start + self._size.keys])
 
     def sessions(self, slot: int) -> PrefixTable:
-        """Return the keys of sessions whose latest request went to an upstream: no prefix takes their cells."""
+        """Return the table of sessions whose latest request went to the upstream, separate from the prefix table."""
         start = self._sessions + slot * self._session_cells
         return PrefixTable(self._cells[start : start + self._session_cells])
 
     def forget_worker(self, worker: int) -> None:
-        """Set a dead worker's counts to zero: its requests are cut."""
+        """Reset the load cells of a crashed worker: its requests are aborted."""
         clear_cells(self.row(worker))

@@ -1,1 +1,1 @@
-"""Request logs read as if a tap had seen them."""
+"""Conversion of request logs to traces with block hashes."""

@@ -1,1 +1,1 @@
-"""Token ids of a prompt by the best source, and their block hashes."""
+"""Prompt token ids from the best available source, and their block hashes."""

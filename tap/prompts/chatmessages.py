@@ -1,6 +1,7 @@
-"""Chat messages in vLLM's form for a chat template, so that the same template gives the same prompt.
+"""Conversion of chat messages to the form that vLLM passes to a chat template, so that prompt token ids are equal.
 
-Requests to ``/v1/messages`` and ``/v1/responses`` become chats by vLLM's rules, so one template path serves all APIs.
+Requests to ``/v1/messages`` and ``/v1/responses`` are converted to chats by vLLM's rules, so that all APIs share one
+template path.
 """
 
 import re
@@ -15,7 +16,7 @@ from tracefile.records.decoding import NOT_JSON
 _CONTENT_LOOP = re.compile(
     r"""\bfor\s+\w+\s+in\s+(?:\w+\.content\b|\w+\[\s*['"]content['"]\s*\]|content\b)""",
 )
-"""Loop over a message's content: such a template expects parts, any other a string."""
+"""Loop over a message's content: the template expects a list of parts. Other templates expect a string."""
 
 TEXT_PARTS = {
     "text": "text",
@@ -27,7 +28,7 @@ TEXT_PARTS = {
 
 
 class UntokenizableError(Exception):
-    """The prompt has no token ids that this process can know; ``reason`` is counted and holds no content."""
+    """The prompt's token ids cannot be computed; ``reason`` is counted and holds no content."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -35,20 +36,20 @@ class UntokenizableError(Exception):
 
 
 @lru_cache(maxsize=32)
-def walks_content(template: str) -> bool:
+def iterates_content(template: str) -> bool:
     return _CONTENT_LOOP.search(template) is not None
 
 
 def template_messages(messages: object, template: str = "") -> list[dict[str, Any]]:
-    """Return the request's ``messages`` in the form of ``template``; raises UntokenizableError on all but text."""
+    """Return ``messages`` in the form of ``template``; raises UntokenizableError for content other than text."""
     if not isinstance(messages, list) or not messages:
         raise UntokenizableError("no_messages")
-    shaped = [_message(message, walks_content(template)) for message in messages]
-    knows_developers = "'developer'" in template or '"developer"' in template
-    if knows_developers or not any(message["role"] == "developer" for message in shaped):
-        return shaped
+    rendered = [_message(message, iterates_content(template)) for message in messages]
+    has_developer_role = "'developer'" in template or '"developer"' in template
+    if has_developer_role or not any(message["role"] == "developer" for message in rendered):
+        return rendered
     return _system_first(
-        [{**message, "role": "system"} if message["role"] == "developer" else message for message in shaped]
+        [{**message, "role": "system"} if message["role"] == "developer" else message for message in rendered]
     )
 
 
@@ -62,18 +63,18 @@ def _system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def template_tools(tools: object) -> list[dict[str, Any]] | None:
-    """Return the request's ``tools`` as an engine's request model writes them: absent descriptions become null."""
+    """Return ``tools`` as serialised by an engine's request model: absent descriptions become null."""
     if not isinstance(tools, list) or not tools:
         return None
-    known = []
+    rendered = []
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict):
             raise UntokenizableError("unknown_tool_kind")
         filled = {name: function.get(name) for name in ("name", "description", "parameters")}
         filled |= {name: function[name] for name in ("strict", "defer_loading") if function.get(name) is not None}
-        known.append({"type": "function", "function": filled})
-    return known
+        rendered.append({"type": "function", "function": filled})
+    return rendered
 
 
 def _message(message: object, as_parts: bool) -> dict[str, Any]:
@@ -81,18 +82,18 @@ def _message(message: object, as_parts: bool) -> dict[str, Any]:
         raise UntokenizableError("malformed_message")
     role = message["role"]
     texts = _texts(message.get("content"))
-    shaped: dict[str, Any] = {"role": role}
+    rendered: dict[str, Any] = {"role": role}
     if as_parts and role != "tool":
-        shaped["content"] = [{"type": "text", "text": text} for text in texts]
+        rendered["content"] = [{"type": "text", "text": text} for text in texts]
     else:
-        shaped["content"] = "\n".join(texts)
+        rendered["content"] = "\n".join(texts)
     if role == "assistant":
-        _add_assistant_fields(shaped, message)
+        _add_assistant_fields(rendered, message)
     elif role == "tool" and "tool_call_id" in message:
-        shaped["tool_call_id"] = message["tool_call_id"]
+        rendered["tool_call_id"] = message["tool_call_id"]
     if isinstance(message.get("name"), str):
-        shaped["name"] = message["name"]
-    return shaped
+        rendered["name"] = message["name"]
+    return rendered
 
 
 def _texts(content: object) -> list[str]:
@@ -102,10 +103,10 @@ def _texts(content: object) -> list[str]:
         return [content]
     if not isinstance(content, list):
         raise UntokenizableError("malformed_message")
-    return [text for part in content if (text := _part_text(part)) is not None]
+    return [text for part in content if (text := _text_of_part(part)) is not None]
 
 
-def _part_text(part: object) -> str | None:
+def _text_of_part(part: object) -> str | None:
     if isinstance(part, str):
         return part
     field = TEXT_PARTS.get(part.get("type", "text")) if isinstance(part, dict) else None
@@ -115,17 +116,17 @@ def _part_text(part: object) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _add_assistant_fields(shaped: dict[str, Any], message: Mapping[str, Any]) -> None:
+def _add_assistant_fields(rendered: dict[str, Any], message: Mapping[str, Any]) -> None:
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     if isinstance(reasoning, str):
-        shaped["reasoning"] = shaped["reasoning_content"] = reasoning
+        rendered["reasoning"] = rendered["reasoning_content"] = reasoning
     calls = message.get("tool_calls")
     if isinstance(calls, list) and calls:
-        shaped["tool_calls"] = [_tool_call(call) for call in calls]
+        rendered["tool_calls"] = [_tool_call(call) for call in calls]
 
 
 def _tool_call(call: object) -> dict[str, Any]:
-    """Return a call with its arguments as a mapping, for templates; the API carries them as JSON text."""
+    """Return a tool call with arguments as a mapping, for templates; in the API they are JSON text."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
         raise UntokenizableError("malformed_message")
@@ -147,9 +148,9 @@ Block = Mapping[str, Any]
 def messages_chat(body: Mapping[str, Any], *, system_first: bool = False) -> dict[str, Any]:
     """Return the chat of a ``/v1/messages`` request; raises UntokenizableError.
 
-    The texts of system blocks are joined without a separator, less the billing header of Claude Code. Thinking becomes
-    reasoning. A ``tool_result`` is a message before its own message, and its images a user message after it. System
-    messages amid the conversation stay in place; ``system_first``: they move to the first, for a template that refuses.
+    Texts of system blocks are joined without a separator, without the billing header of Claude Code. Thinking becomes
+    reasoning. A ``tool_result`` becomes a tool message before its message, its images a user message after it. Later
+    system messages stay in place; ``system_first`` merges them into the first, for templates that refuse them.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
@@ -177,8 +178,9 @@ def _effort(body: Mapping[str, Any]) -> object:
 
 def _chat_messages(body: Mapping[str, Any], messages: list[Message], *, system_first: bool) -> Iterator[Message]:
     inline = [_system_text(message.get("content")) for message in messages if message.get("role") == "system"]
-    given = body.get("system")
-    system = (given if isinstance(given, str) else _system_text(given)) + ("".join(inline) if system_first else "")
+    content = body.get("system")
+    system = content if isinstance(content, str) else _system_text(content)
+    system += "".join(inline) if system_first else ""
     if system:
         yield {"role": "system", "content": system}
     for message in messages:
@@ -199,7 +201,7 @@ def _chat_message(message: Message) -> Iterator[Message]:
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
-    shaped: Message = {"role": role}
+    rendered: Message = {"role": role}
     parts: list[dict[str, Any]] = []
     for block in _list(content):
         if not isinstance(block, dict):
@@ -207,14 +209,14 @@ def _chat_message(message: Message) -> Iterator[Message]:
         if block.get("type") == "tool_result" and role == "user":
             yield from _tool_result(block)
         else:
-            _add_block(shaped, parts, block)
+            _add_block(rendered, parts, block)
     if parts:
-        shaped["content"] = parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+        rendered["content"] = parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
     if role != "user" or parts:
-        yield shaped
+        yield rendered
 
 
-def _add_block(shaped: Message, parts: list[dict[str, Any]], block: Block) -> None:
+def _add_block(rendered: Message, parts: list[dict[str, Any]], block: Block) -> None:
     kind = block.get("type")
     if kind == "text":
         if block.get("text"):
@@ -222,9 +224,9 @@ def _add_block(shaped: Message, parts: list[dict[str, Any]], block: Block) -> No
     elif kind in ("image", "document"):
         parts.append({"type": "image_url", "image_url": block.get("source")})
     elif kind == "thinking":
-        shaped["reasoning"] = shaped.get("reasoning", "") + str(block.get("thinking") or "")
+        rendered["reasoning"] = rendered.get("reasoning", "") + str(block.get("thinking") or "")
     elif kind == "tool_use":
-        shaped.setdefault("tool_calls", []).append(_tool_use(block))
+        rendered.setdefault("tool_calls", []).append(_tool_use(block))
     elif kind == "tool_result":
         parts.append({"type": "text", "text": f"Tool result: {block.get('content') or ''}"})
     elif kind not in ("redacted_thinking", "tool_reference"):
@@ -266,33 +268,33 @@ def _list(value: object) -> list[Any]:
 
 
 SERVER_STATE = ("previous_response_id", "conversation", "prompt", "previous_input_messages")
-"""Fields that refer to state of the server; each is a reason that is counted."""
+"""Fields that refer to server state; each is a reason for a prompt without token ids."""
 _FREE_FORM = {
     "type": "object",
     "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
     "required": ["input"],
     "additionalProperties": False,
 }
-"""Description that vLLM gives the model of a free-form tool."""
+"""Parameters schema by which vLLM describes a free-form tool to the model."""
 _CALL_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 
 def responses_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the chat of a ``/v1/responses`` request; raises UntokenizableError.
 
-    Instructions become the first system message. An item that continues the assistant's turn (reasoning, a call, its
-    words) joins the message before it; of an assistant's content only the first part counts. A namespace's tools are
-    named ``namespace__tool``, a free-form tool is a function of one string, and tools of the server are left out.
+    Instructions become the first system message. An item that continues the assistant's turn (reasoning, tool call,
+    text) is merged into the previous message; only the first part of an assistant's content is used. Tools of a
+    namespace are named ``namespace__tool``, a free-form tool is a function of one string, server tools are omitted.
     """
     for name in SERVER_STATE:
         if body.get(name) is not None:
             raise UntokenizableError(name)
-    given = body.get("input")
-    continued = _continues(given)
+    request_input = body.get("input")
+    continued = _continues(request_input)
     instructions = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
     chat: dict[str, Any] = {
         "model": body.get("model"),
-        "messages": [*instructions, *_messages(given)],
+        "messages": [*instructions, *_messages(request_input)],
         "tools": list(_tools(body.get("tools"))) or None,
         "chat_template_kwargs": body.get("chat_template_kwargs"),
         "add_generation_prompt": not continued,
@@ -304,21 +306,21 @@ def responses_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     return chat
 
 
-def _continues(given: object) -> bool:
-    """Return whether the last item is an unfinished message, which the model continues."""
-    last = given[-1] if isinstance(given, list) and given else None
+def _continues(request_input: object) -> bool:
+    """Return whether the last item is an unfinished message (``continue_final_message``)."""
+    last = request_input[-1] if isinstance(request_input, list) and request_input else None
     if not isinstance(last, dict) or last.get("type", "message") not in ("message", "reasoning"):
         return False
     return last.get("status") in ("in_progress", "incomplete")
 
 
-def _messages(given: object) -> list[Message]:
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list):
+def _messages(request_input: object) -> list[Message]:
+    if isinstance(request_input, str):
+        return [{"role": "user", "content": request_input}]
+    if not isinstance(request_input, list):
         raise UntokenizableError("malformed_prompt")
     messages: list[Message] = []
-    for item in given:
+    for item in request_input:
         if not isinstance(item, dict):
             raise UntokenizableError("malformed_message")
         _add_item(messages, item)
@@ -352,7 +354,7 @@ def _is_text(part: object) -> bool:
 
 
 def _join_or_add(messages: list[Message], name: str, value: Any) -> None:
-    """Add to the assistant's message before, if that lacks the member (calls add up); else as a new message."""
+    """Merge into the previous assistant message if it lacks the member (tool calls: append); else add a message."""
     before = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
     if before is not None and before.get(name) is None:
         before[name] = value
@@ -373,7 +375,6 @@ def _item_call(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reasoning_text(item: Mapping[str, Any]) -> str:
-    """Return the first part of the reasoning, else of its summary."""
     if item.get("encrypted_content"):
         raise UntokenizableError("encrypted_reasoning")
     return _first_text(item.get("content")) or _first_text(item.get("summary")) or ""

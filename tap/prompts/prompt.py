@@ -1,4 +1,4 @@
-"""Token ids of a request's prompt, by the best available source, and their block hashes."""
+"""Token ids of a request's prompt from the best available source, and their block hashes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,40 +23,41 @@ from tracefile.records.schema import BlockHash, HashAlgorithm, HashSource, Reque
 
 
 def has_media(body: Mapping[str, Any]) -> bool:
-    """Return whether a chat holds images, audio or files: their ids are the engine's own."""
+    """Return whether a chat has images, audio or files, whose token ids only the engine can compute."""
     messages = body.get("messages")
-    contents = [one.get("content") for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+    chat = [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
+    contents = [message.get("content") for message in chat]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return any(isinstance(part, dict) and part.get("type", "text") not in TEXT_PARTS for part in parts)
 
 
 class TextPrompt(NamedTuple):
-    """Prompt that is a text."""
+    """Prompt as text, to be tokenized."""
 
     text: str
     add_special_tokens: bool
 
 
 class IdsPrompt(NamedTuple):
-    """Prompt of token ids, as the client sent them."""
+    """Prompt as token ids of the client."""
 
     ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Conversation for a template: the fields of a chat completion request."""
+    """Prompt as a chat: the fields of a chat completion request, for the chat template."""
 
     body: Mapping[str, Any]
-    otherwise: Mapping[str, Any] | None = None
-    """The same for a template that refuses ``body``. Null: no other form."""
+    fallback_body: Mapping[str, Any] | None = None
+    """Alternative for a chat template that refuses ``body``. None: no alternative."""
 
 
 PromptForm = TextPrompt | IdsPrompt | ChatPrompt
 
 
 def prompt_form(shape: RequestShape) -> PromptForm:
-    """Return the prompt of a request; raises UntokenizableError if there is none, or more than one."""
+    """Return the prompt of a request; raises UntokenizableError without a prompt, or for a batch of prompts."""
     body = shape.body
     if body.get("truncate_prompt_tokens") is not None:
         raise UntokenizableError("truncated_by_request")
@@ -66,21 +67,21 @@ def prompt_form(shape: RequestShape) -> PromptForm:
         case "/v1/completions" | "/completion":
             if body.get("prompt_embeds") is not None:
                 raise UntokenizableError("prompt_embeds")
-            return _single(body, body.get("prompt"))
+            return _single_prompt(body, body.get("prompt"))
         case "/v1/responses":
             return ChatPrompt(responses_chat(body))
         case "/v1/messages":
-            otherwise = messages_chat(body, system_first=True) if has_inline_system(body) else None
-            return ChatPrompt(messages_chat(body), otherwise)
+            fallback_body = messages_chat(body, system_first=True) if has_inline_system(body) else None
+            return ChatPrompt(messages_chat(body), fallback_body)
         case "/v1/embeddings" if body.get("messages") is not None:
-            # An embedding's chat has no generation prompt.
+            # A chat for embeddings has no generation prompt.
             return ChatPrompt({"add_generation_prompt": False, **body})
         case "/v1/embeddings":
-            return _single(body, body.get("input"))
+            return _single_prompt(body, body.get("input"))
     raise UntokenizableError("other_endpoint")
 
 
-def _single(body: Mapping[str, Any], prompt: object) -> TextPrompt | IdsPrompt:
+def _single_prompt(body: Mapping[str, Any], prompt: object) -> TextPrompt | IdsPrompt:
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
             raise UntokenizableError("batch")
@@ -94,20 +95,20 @@ def _single(body: Mapping[str, Any], prompt: object) -> TextPrompt | IdsPrompt:
 
 
 class HashedPrompt(NamedTuple):
-    """Chain of a prompt, or the reason for none."""
+    """Block hashes of a prompt, or the reason for their absence."""
 
     hashes: list[BlockHash] | None = None
     source: HashSource | None = None
     token_count: int | None = None
-    """Our own count, independent of the engine's. Null: unknown, or estimated from it."""
+    """Prompt tokens by the tap's tokenization, independent of the engine's usage. None: unknown."""
     token_ids: Sequence[int] | None = None
-    """Held for the chain over the output."""
+    """Prompt token ids, kept for the hash chain over the output."""
     unhashed: str | None = None
-    """Reason for no hashes; it holds no content."""
+    """Reason for missing hashes; holds no content."""
 
 
 class ChainStart(NamedTuple):
-    """Start of a chain beside the key: two requests share blocks only if all three are equal."""
+    """Root of a hash chain: requests share blocks only if model, LoRA adapter and cache salt are equal."""
 
     model: str
     lora: str | None
@@ -115,7 +116,7 @@ class ChainStart(NamedTuple):
 
 
 class PromptHasher:
-    """Hasher of a trace's prompts. Without ``tokenizer``: id prompts only."""
+    """Computes the block hashes of prompts and outputs. Without ``tokenizer``: prompts of token ids only."""
 
     def __init__(
         self,
@@ -124,18 +125,18 @@ class PromptHasher:
         block_size: int,
         *,
         tokenizer: Tokenizer | None = None,
-        answers: bool = True,
+        tokenizes_outputs: bool = True,
         branches: BranchFinder | None = None,
-        turn_to: Callable[[str], None] | None = None,
+        switch_engine: Callable[[str], None] | None = None,
     ) -> None:
-        """``turn_to`` is told the engine of the request whose prompt comes next. Null: not needed."""
+        """``switch_engine``: called with the engine that served the next prompt. None: not needed."""
         self.block_size = block_size
         self._tokenizer = tokenizer
-        self._answers = answers
-        """True: outputs are tokenized too where the engine did not send their ids."""
+        self._tokenizes_outputs = tokenizes_outputs
+        """True: output text is tokenized if the engine did not send output token ids."""
         self._branches = branches
-        """Null: what prompts share is told to the block only."""
-        self._turn_to = turn_to
+        """Finder of token-exact branch points. None: shared prefixes are known to the block only."""
+        self._switch_engine = switch_engine
 
         def new_hasher(start: ChainStart) -> BlockHasher:
             return BlockHasher(
@@ -143,39 +144,39 @@ class PromptHasher:
             )
 
         self._new_hasher = new_hasher
-        self._kept_hasher = lru_cache(maxsize=256)(new_hasher)
+        self._cached_hasher = lru_cache(maxsize=256)(new_hasher)
 
     def _hasher(self, start: ChainStart) -> BlockHasher:
-        """Return the hasher of chains that begin so; one with a long salt is not kept, since its key would be."""
+        """Return the block hasher of a chain root. Roots with a long salt are not cached, to bound memory."""
         is_long = start.cache_salt is not None and len(start.cache_salt) > MAX_NAME_CHARS
-        return self._new_hasher(start) if is_long else self._kept_hasher(start)
+        return self._new_hasher(start) if is_long else self._cached_hasher(start)
 
     def served_by(self, upstream: str) -> None:
-        if self._turn_to is not None and upstream:
-            self._turn_to(upstream)
+        if self._switch_engine is not None and upstream:
+            self._switch_engine(upstream)
 
     def hash_prompt(self, shape: RequestShape, start: ChainStart, engine_ids: Sequence[int] | None) -> HashedPrompt:
-        """Return the chain of the request's prompt: from the engine's own ids, else ids as sent, else the text."""
+        """Return the block hashes of a prompt, from the engine's token ids, else the client's ids, else the text."""
         try:
             form = prompt_form(shape)
         except UntokenizableError as error:
-            # The engine may have sent the ids of a prompt that is not in the request; of a batch only the first.
+            # The engine may return token ids of a prompt that is not in the request; of a batch only the first.
             if engine_ids is None or error.reason == "batch":
                 return HashedPrompt(unhashed=error.reason)
-            return self._of_ids(start, engine_ids, "engine")
+            return self._hash_ids(start, engine_ids, "engine")
         try:
             if isinstance(form, ChatPrompt) and has_media(form.body):
-                raise UntokenizableError("multimodal")  # the engine's ids of two images are the same
+                raise UntokenizableError("multimodal")  # placeholder ids are equal for different images
             if engine_ids is not None:
-                return self._of_ids(start, engine_ids, "engine")
-            return self._of_form(start, form)
+                return self._hash_ids(start, engine_ids, "engine")
+            return self._hash_form(start, form)
         except UntokenizableError as error:
             return HashedPrompt(unhashed=error.reason)
 
     def output_hashes(
         self, start: ChainStart, prompt: HashedPrompt, output_ids: Sequence[int]
     ) -> list[BlockHash] | None:
-        """Return the chain over the full blocks with an output token whose KV was computed: all but the last token."""
+        """Return the hashes of full blocks with output tokens, without the last token, whose KV is never computed."""
         if prompt.token_ids is None or prompt.hashes is None or not output_ids:
             return None
         ids = prompt.token_ids[len(prompt.hashes) * self.block_size :]
@@ -190,24 +191,24 @@ class PromptHasher:
         output_ids: Sequence[int],
         request_id: RequestId,
     ) -> Branch | None:
-        """Return the branch of a chain over the prompt and the output, if its last token is left out; null: none."""
+        """Return the branch point of the chain over prompt and output, without the last token; None: no branch."""
         if self._branches is None or prompt.token_ids is None:
             return None
         return self._branches.add(self._hasher(start).root, chain, prompt.token_ids, output_ids[:-1], request_id)
 
     def output_ids(self, text: str) -> Sequence[int] | None:
-        if self._tokenizer is None or not self._answers:
+        if self._tokenizer is None or not self._tokenizes_outputs:
             return None
         return self._tokenizer.encode_text(text, add_special_tokens=False)
 
-    def _of_form(self, start: ChainStart, form: PromptForm) -> HashedPrompt:
+    def _hash_form(self, start: ChainStart, form: PromptForm) -> HashedPrompt:
         if isinstance(form, IdsPrompt):
-            return self._of_ids(start, form.ids, "engine")
+            return self._hash_ids(start, form.ids, "engine")
         if self._tokenizer is not None:
-            return self._of_ids(start, _tokenize(self._tokenizer, form), "tokenizer")
+            return self._hash_ids(start, _tokenize(self._tokenizer, form), "tokenizer")
         raise UntokenizableError("text_without_tokenizer")
 
-    def _of_ids(self, start: ChainStart, ids: Sequence[int], source: HashSource) -> HashedPrompt:
+    def _hash_ids(self, start: ChainStart, ids: Sequence[int], source: HashSource) -> HashedPrompt:
         return HashedPrompt(
             hashes=self._hasher(start).hash_blocks(ids), source=source, token_count=len(ids), token_ids=ids
         )
@@ -222,7 +223,7 @@ def prompt_hasher(
     branches: bool,
     engine: EngineTokenizer | None = None,
 ) -> PromptHasher:
-    """Return the hasher by the words of ``--tokenizer``; ``engine`` is asked if that is ``engine``."""
+    """Return the prompt hasher for a value of ``--tokenizer``; ``engine``: tokenizer of the value ``engine``."""
     source: Tokenizer | None = engine
     if tokenizer not in ("engine", "ids"):
         source = TransformersTokenizer(load_tokenizer(Path(tokenizer)))
@@ -231,10 +232,10 @@ def prompt_hasher(
         algorithm,
         block_size,
         tokenizer=source,
-        # A serving engine is not asked to tokenize its own output; --inject token-ids asks for the ids.
-        answers=engine is None,
+        # A serving engine does not tokenize its own output: --inject token-ids requests the output token ids.
+        tokenizes_outputs=engine is None,
         branches=BranchFinder(block_size) if branches else None,
-        turn_to=None if engine is None else engine.turn_to,
+        switch_engine=None if engine is None else engine.switch_engine,
     )
 
 
@@ -244,6 +245,6 @@ def _tokenize(tokenizer: Tokenizer, form: TextPrompt | ChatPrompt) -> Sequence[i
     try:
         return tokenizer.encode_chat(form.body)
     except UntokenizableError as error:
-        if form.otherwise is None or error.reason != "template_failed":
+        if form.fallback_body is None or error.reason != "template_failed":
             raise
-        return tokenizer.encode_chat(form.otherwise)
+        return tokenizer.encode_chat(form.fallback_body)

@@ -1,4 +1,4 @@
-"""Shape of a request: the recorded fields of its body. The prompt stays in memory only until it is hashed."""
+"""Request shape: the recorded fields of a body. The prompt stays in memory until its blocks are hashed."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from tracefile.records.schema import MOST_TOKENS
 from wire.jsonsize import fits_in_memory
 
 MAX_NAME_CHARS = 200
-"""A longer model or adapter name may be anything, even a prompt, and is not recorded."""
+"""Limit of recorded model and adapter names: a longer name may be a prompt."""
 
 LIMITS = {
     "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
@@ -19,7 +19,7 @@ LIMITS = {
     "/completion": ("n_predict", "max_tokens"),
     "/infill": ("n_predict", "max_tokens"),
 }
-"""Names of the limit on output tokens by endpoint, by precedence. Others: ``max_tokens``."""
+"""Fields of the output token limit by endpoint, in order of precedence. Other endpoints: ``max_tokens``."""
 
 SESSION_FIELDS = frozenset({"session_id", "conversation", "user", "metadata"})
 
@@ -27,7 +27,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class UnreadableBodyError(Exception):
-    """The request body is not a JSON object, or one too large in memory; ``reason`` is counted."""
+    """The request body is not a JSON object, or too large once decoded; ``reason`` is counted."""
 
     def __init__(self, reason: str = "request_not_json") -> None:
         super().__init__(reason)
@@ -35,7 +35,7 @@ class UnreadableBodyError(Exception):
 
 
 class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Recorded fields of a request, those with a name of ``Record``'s field, and (never recorded) its body."""
+    """Recorded fields of a request (named as in ``Record``), and its body, which is never recorded."""
 
     endpoint: Endpoint
     body: dict[str, Any]
@@ -44,11 +44,11 @@ class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     priority: int | None = None
     tools: int | None = None
-    """Number of tools offered. Null: none."""
+    """Number of tools. None: no tools."""
     n: int | None = None
-    """Null: one."""
+    """Number of outputs. None: 1."""
     prompt_logprobs: bool | None = None
-    """Null: not asked for."""
+    """None: not requested."""
     cache_salt: str | None = None
 
 
@@ -79,7 +79,7 @@ def read_shape(endpoint: Endpoint, body: bytes) -> RequestShape:
 
 
 def explicit_session(headers: Mapping[str, str], shape: RequestShape | None) -> str | None:
-    """Return the client's name for the conversation, by precedence (header names in lower case)."""
+    """Return the client's session id, in order of precedence (header names in lower case)."""
     if headers.get("x-session-id"):
         return headers["x-session-id"]
     if shape is not None and not SESSION_FIELDS.isdisjoint(shape.body):
@@ -90,7 +90,7 @@ def explicit_session(headers: Mapping[str, str], shape: RequestShape | None) -> 
 
 
 def _session_names(body: Mapping[str, Any]) -> Sequence[object]:
-    """Return the body's names for its conversation; Responses has ``conversation``, Anthropic ``metadata.user_id``."""
+    """Return session ids of the body; Responses has ``conversation``, Anthropic ``metadata.user_id``."""
     metadata, conversation = body.get("metadata"), body.get("conversation")
     if isinstance(conversation, dict):
         conversation = conversation.get("id")
@@ -101,12 +101,12 @@ def _session_names(body: Mapping[str, Any]) -> Sequence[object]:
 
 
 def short_name(value: object) -> str | None:
-    """Return a name if it is one: short, and without control characters, which a terminal would obey."""
+    """Return a name if it is short and has no control characters, which a terminal would execute."""
     return value if isinstance(value, str) and len(value) <= MAX_NAME_CHARS and value.isprintable() else None
 
 
 def token_ids(value: object) -> Sequence[int] | None:
-    """Return ``value`` as token ids (u32) if it is a non-empty list of them, else null."""
+    """Return ``value`` as token ids (u32) if it is a non-empty list of token ids, else None."""
     if not isinstance(value, list) or not value:
         return None
     try:
@@ -119,17 +119,16 @@ def _limit(endpoint: Endpoint, fields: Mapping[str, Any]) -> int | None:
     for name in LIMITS.get(endpoint, ("max_tokens",)):
         limit = _integer(fields, name)
         if limit is not None:
-            return None if name == "n_predict" and limit < 0 else limit  # llama.cpp's words for no limit
+            return None if name == "n_predict" and limit < 0 else limit  # llama.cpp: negative means no limit
     return None
 
 
 def _count(value: int | None, *, least: int) -> int | None:
-    """Return a count that a request can mean; null for any other."""
     return value if value is not None and least <= value <= MOST_TOKENS else None
 
 
 def _asks_prompt_logprobs(endpoint: Endpoint, fields: Mapping[str, Any]) -> bool:
-    """Return whether the prompt's log probabilities are asked for: by name, or by ``echo``, as vLLM reads it."""
+    """Return whether prompt log probabilities are requested, by name or by ``echo``, as in vLLM."""
     if _integer(fields, "prompt_logprobs") is not None:
         return True
     if fields.get("echo") is not True:

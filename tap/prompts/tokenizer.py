@@ -1,4 +1,4 @@
-"""A model's own tokenizer and chat template, as vLLM applies them, in the recorder process only."""
+"""A model's tokenizer and chat template, applied as in vLLM, in the recorder process only."""
 
 import re
 import secrets
@@ -13,15 +13,15 @@ import xxhash
 from tap.prompts.chatmessages import UntokenizableError, template_messages, template_tools
 
 ENTRY_IDS = 50
-"""Memory of an entry beside its ids, in ids of four bytes."""
+"""Memory overhead of an entry, in token ids of four bytes."""
 
 
 class RecentIds:
-    """Least-recently-used map that counts ids, not entries."""
+    """LRU cache of token ids by digest of the text, bounded by the number of token ids."""
 
     def __init__(self, max_ids: int) -> None:
         self._max_ids = max_ids
-        self._held = 0
+        self._num_ids = 0
         self._entries: OrderedDict[bytes, array[int]] = OrderedDict()
         """Least recently used first."""
 
@@ -33,14 +33,14 @@ class RecentIds:
 
     def put(self, digest: bytes, ids: Sequence[int]) -> Sequence[int]:
         packed = self._entries[digest] = array("I", ids)
-        self._held += len(packed) + ENTRY_IDS
-        while self._held > self._max_ids:
-            self._held -= len(self._entries.popitem(last=False)[1]) + ENTRY_IDS
+        self._num_ids += len(packed) + ENTRY_IDS
+        while self._num_ids > self._max_ids:
+            self._num_ids -= len(self._entries.popitem(last=False)[1]) + ENTRY_IDS
         return packed
 
     def check_integrity(self) -> None:
-        assert self._held == sum(len(ids) + ENTRY_IDS for ids in self._entries.values())
-        assert self._held <= self._max_ids
+        assert self._num_ids == sum(len(ids) + ENTRY_IDS for ids in self._entries.values())
+        assert self._num_ids <= self._max_ids
 
 
 MAX_IDS = 8_000_000
@@ -55,11 +55,11 @@ _LOCAL_PRE_TOKENIZERS = frozenset(
 )
 
 Encode = Callable[[str], Sequence[int]]
-"""Encoder of a whole text, without special tokens around it."""
+"""Encoder of a text without added special tokens."""
 
 
 class AddedToken(msgspec.Struct, frozen=True):
-    """Token that is found in the text before it is split."""
+    """Added token, matched in the text before the pre-tokenizer splits it."""
 
     id: int
     content: str
@@ -70,13 +70,13 @@ class AddedToken(msgspec.Struct, frozen=True):
 
 
 class ModelStage(msgspec.Struct, frozen=True):
-    """The model stage; only its dropout matters here, its vocabulary is not read."""
+    """Model stage of a tokenizer; only its dropout is read."""
 
     dropout: float | None = None
 
 
 class TokenizerStages(msgspec.Struct, frozen=True):
-    """Fields of a ``tokenizer.json`` that tell whether a rule reaches across a cut."""
+    """Fields of a ``tokenizer.json`` that decide whether tokenization is independent on both sides of a cut."""
 
     model: ModelStage
     added_tokens: list[AddedToken] = []
@@ -85,23 +85,23 @@ class TokenizerStages(msgspec.Struct, frozen=True):
 
 
 class SegmentCache:
-    """Encodes texts piece by piece, each piece once: a chat that sends its whole past again costs its new text only.
+    """Tokenizes texts by segment and caches the token ids: a chat that repeats its history costs only the new text.
 
-    A tokenizer first cuts a text at its added tokens (``<|im_end|>`` and the like), then normalises, splits and encodes
-    each piece by itself. So a text's ids are its pieces' ids and the added tokens' between them, where
-    nothing reaches across (``cutting_tokens``). The least recently used digests of pieces go first.
+    A tokenizer splits a text at added tokens (such as ``<|im_end|>``), then normalises, pre-tokenizes and encodes each
+    segment separately. So the token ids of a text are the ids of its segments and of the added tokens between them, if
+    no rule crosses a cut (``cutting_tokens``). The least recently used segments are evicted first.
     """
 
     def __init__(self, groups: Sequence[Mapping[str, int]], encode: Encode, max_ids: int = MAX_IDS) -> None:
-        """``groups``: added tokens at which texts are cut, each group within the pieces between those before it."""
+        """``groups``: added tokens at which texts are cut; each group cuts the segments of the previous group."""
         self._added = {content: number for group in groups for content, number in group.items()}
-        # The longest token at a place: an alternative counts before those behind it.
+        # Longest token first: a regex takes the first alternative that matches.
         self._cuts = [re.compile("|".join(map(re.escape, sorted(group, key=len, reverse=True)))) for group in groups]
         self._encode = encode
         self._seed = secrets.randbits(64)
         self.recent = RecentIds(max_ids)
         self.encoded_chars = 0
-        """Characters given to the encoder so far, so not saved by the cache."""
+        """Characters that were encoded, not served from the cache."""
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -111,9 +111,9 @@ class SegmentCache:
 
     def _ids_of(self, piece: str) -> Sequence[int]:
         digest = xxhash.xxh3_128_digest(piece.encode("utf-8", "surrogatepass"), self._seed)
-        known = self.recent.get(digest)
-        if known is not None:
-            return known
+        ids = self.recent.get(digest)
+        if ids is not None:
+            return ids
         self.encoded_chars += len(piece)
         return self.recent.put(digest, self._encode(piece))
 
@@ -132,11 +132,11 @@ def _pieces(text: str, cuts: Sequence[re.Pattern[str]]) -> Iterator[str]:
 
 
 def cutting_tokens(tokenizer_json: str | bytes) -> list[dict[str, int]] | None:
-    """Return the tokens at which texts may be cut, of the text of a ``tokenizer.json``; null: none is exact.
+    """Return the added tokens at which texts can be cut exactly, of a ``tokenizer.json``; None: no exact cut.
 
-    Across a cut reaches an added token that takes or needs the white space beside it (``lstrip``, ``rstrip``,
-    ``single_word``), a pre-tokenizer that treats the first piece differently (``prepend_scheme: first``), and any
-    unknown kind. Tokens matched in the normalised text are cut at only where there is no normaliser.
+    Rules that cross a cut: an added token that consumes or requires adjacent white space (``lstrip``, ``rstrip``,
+    ``single_word``), a pre-tokenizer that treats the first segment differently (``prepend_scheme: first``), and any
+    unknown kind. Tokens matched in the normalised text are used only without a normaliser.
     """
     tokenizer = msgspec.json.decode(tokenizer_json, type=TokenizerStages)
     normalizers = list(_steps(tokenizer.normalizer, "normalizers"))
@@ -169,33 +169,33 @@ def _is_local_pre_tokenizer(step: Mapping[str, Any]) -> bool:
 
 
 class Tokenizer(Protocol):
-    """Text and conversations to token ids; both methods raise UntokenizableError."""
+    """Converts texts and chats to token ids; both methods raise UntokenizableError."""
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """Return the ids of a text."""
+        """Return the token ids of a text."""
 
     def encode_chat(self, body: Mapping[str, Any]) -> Sequence[int]:
-        """Return the ids of a chat request's prompt."""
+        """Return the token ids of a chat's rendered prompt."""
 
 
 MAX_TEXT_CHARS = 4 << 20
-"""Longest text that is tokenized, a million tokens: a character costs a tokenizer up to 90 bytes and a microsecond."""
+"""Longest tokenized text, a million tokens: a character costs a tokenizer up to 90 bytes and 1 µs."""
 
 
 class TransformersTokenizer:
-    """Completion prompts get special tokens, chats only those their template writes: vLLM's defaults."""
+    """Transformers tokenizer with vLLM's defaults: special tokens are added to completion prompts, not to chats."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._encode: Callable[[str], Sequence[int]] = self._encode_whole
+        self._encode: Callable[[str], Sequence[int]] = self._encode_uncached
         self.segments: SegmentCache | None = None
-        """Null: this tokenizer cannot be cut exactly, and encodes each text whole."""
+        """None: the tokenizer has no exact cuts, and each text is tokenized without the cache."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is not None:
             self._use_backend(backend)
 
     def _use_backend(self, backend: Any) -> None:
-        """Encode by the Rust tokenizer, without offsets: they double the time, and transformers adds its own."""
+        """Tokenize by the Rust backend without offsets, which double the time; transformers adds overhead, too."""
         backend.no_truncation()
         backend.no_padding()
 
@@ -210,9 +210,9 @@ class TransformersTokenizer:
     def encode_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         if len(text) > MAX_TEXT_CHARS:
             raise UntokenizableError("prompt_too_long")
-        return self._encode_whole(text, special=True) if add_special_tokens else self._encode(text)
+        return self._encode_uncached(text, special=True) if add_special_tokens else self._encode(text)
 
-    def _encode_whole(self, text: str, *, special: bool = False) -> Sequence[int]:
+    def _encode_uncached(self, text: str, *, special: bool = False) -> Sequence[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 
@@ -227,13 +227,13 @@ class TransformersTokenizer:
             rendered = self._tokenizer.apply_chat_template(
                 messages, tools=tools, chat_template=template, tokenize=False, **_template_arguments(body)
             )
-        except Exception as error:  # a template may raise any error; the engine would refuse the request too
+        except Exception as error:  # a template may raise any error; the engine would refuse the request, too
             raise UntokenizableError("template_failed") from error
         return str(rendered)
 
     def _template(self, body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> str:
         if body.get("chat_template") is not None:
-            # A stranger's program: engines refuse it by default, and it could run for ever here.
+            # Untrusted code: engines refuse a client's template by default, and it could run for ever here.
             raise UntokenizableError("client_chat_template")
         try:
             template = self._tokenizer.get_chat_template(None, tools=tools)
@@ -243,7 +243,7 @@ class TransformersTokenizer:
 
 
 def _template_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a template's arguments beside messages and tools: the request's own fields, then the client's."""
+    """Return the chat template's arguments except messages and tools: request fields, then ``chat_template_kwargs``."""
     arguments: dict[str, Any] = {
         "add_generation_prompt": body.get("add_generation_prompt", True) is not False,
         "continue_final_message": body.get("continue_final_message") is True,
@@ -253,11 +253,11 @@ def _template_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
     effort = body.get("reasoning_effort")
     if effort is not None:
         arguments |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    own = body.get("chat_template_kwargs")
-    if isinstance(own, dict):
+    template_kwargs = body.get("chat_template_kwargs")
+    if isinstance(template_kwargs, dict):
         arguments |= {
             name: value
-            for name, value in own.items()
+            for name, value in template_kwargs.items()
             if name not in ("chat_template", "tokenize", "tools", "conversation", "return_dict", "return_tensors")
             and name not in ("add_generation_prompt", "continue_final_message", "documents")
         }

@@ -1,8 +1,8 @@
-"""Side copy of an exchange while it passes: references to the reads, within bounds, without work on their content.
+"""Bounded copy of a request's and response's bytes while they pass through the proxy.
 
-The path, decoded as engines decode it, tells the endpoint: those of ``wire.answer`` are read in full, other POSTs to
-``/v1/…`` or to an engine's own generation recorded by their shape. A gateway's prefix is removed, and words of no known
-API become ``*``: ``/v1/responses/*/cancel``.
+Keeps references to socket reads with their arrival times; parses nothing. The path selects the endpoint: endpoints of
+``wire.answer`` are captured in full, other POSTs to ``/v1/…`` or to an engine's generation API by their shape. A
+gateway's path prefix is removed, and unknown path segments become ``*``: ``/v1/responses/*/cancel``.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
-from tap.ipc.messages import KEPT_REQUEST_HEADERS, KEPT_RESPONSE_HEADERS, Endpoint, ExchangeCopy
+from tap.ipc.messages import RECORDED_REQUEST_HEADERS, RECORDED_RESPONSE_HEADERS, CapturedExchange, Endpoint
 from tap.ipc.settings import Injection
 from tracefile.records.schema import Status
 from wire.answer import GENERATING
@@ -25,30 +25,30 @@ _GENERATING = (
     (b"/v1/messages", "/v1/messages"),
     (b"/infill", "/infill"),
 )
-_AT_ROOT = {b"/responses": "/v1/responses"}
-"""Paths that llama.cpp serves without a version too."""
-_OWN_GENERATION = {b"generate", b"generate_stream", b"chat", b"invocations", b"converse", b"converse-stream"}
-"""Last words of paths where engines and clouds generate by an API of their own: SGLang, TGI, Ollama, Bedrock."""
+_UNVERSIONED = {b"/responses": "/v1/responses"}
+"""Paths that llama.cpp also serves without ``/v1``."""
+_ENGINE_GENERATION = {b"generate", b"generate_stream", b"chat", b"invocations", b"converse", b"converse-stream"}
+"""Last path segment of engine-specific generation APIs: SGLang, TGI, Ollama, Bedrock."""
 _UNRECORDED = frozenset(
     {"tokenize", "detokenize", "count_tokens", "load_lora_adapter", "unload_lora_adapter", "files", "uploads"}
 )
-"""Words in paths without inference: counting, administration, storage."""
-_KNOWN = frozenset(
+"""Segments of paths without inference: token counting, administration, storage."""
+_API_WORDS = frozenset(
     {"chat", "completions", "completion", "responses", "messages", "embeddings", "embedding", "rerank", "score"}
     | {"classify", "pooling", "moderations", "audio", "speech", "transcriptions", "translations", "images"}
     | {"generations", "edits", "variations", "videos", "models", "engines", "deployments", "batches", "cancel"}
     | {"realtime", "sessions", "assistants", "threads", "runs", "conversations", "items", "input_tokens", "compact"}
     | {"generate", "complete", "infill", "fine_tuning", "jobs", "vector_stores", "search", "inference", "reasoning"}
 )
-"""Words of the APIs of engines and gateways, which no client chooses."""
+"""Path segments of engine and gateway APIs. Other segments may be ids of a client, and are not recorded."""
 _WORD = re.compile(r"[a-z][a-z_-]{0,31}")
 MAX_WORDS = 5
 SHAPE_BYTES = 1 << 20
-"""Most bytes copied of a body on an endpoint that generates no tokens: audio and batches are large, and tell little."""
+"""Capture limit of a body on endpoints without output tokens: audio and batch files are large."""
 
 
 def recorded_endpoint(target: bytes) -> Endpoint | None:
-    """Return the endpoint of a POST, the same for each encoding of its path; null: not recorded."""
+    """Return the endpoint of a POST, independent of the path's percent-encoding; None: not recorded."""
     return _endpoint_of(target.partition(b"?")[0])
 
 
@@ -58,48 +58,48 @@ def _endpoint_of(path: bytes) -> Endpoint | None:
     for ending, endpoint in _GENERATING:
         if path.endswith(ending):
             return endpoint
-    if path in _AT_ROOT:
-        return _AT_ROOT[path]
-    _, version, rest = path.rpartition(b"/v1/")
+    if path in _UNVERSIONED:
+        return _UNVERSIONED[path]
+    _, version, suffix = path.rpartition(b"/v1/")
     if not version:
-        own = path.rpartition(b"/")[2]
-        return f"/{own.decode()}" if own in _OWN_GENERATION else None
-    words = rest.decode("latin-1").strip("/").split("/")
+        last_word = path.rpartition(b"/")[2]
+        return f"/{last_word.decode()}" if last_word in _ENGINE_GENERATION else None
+    words = suffix.decode("latin-1").strip("/").split("/")
     if len(words) > MAX_WORDS or _UNRECORDED.intersection(words):
         return None
     if len(words) == 1 and not _WORD.fullmatch(words[0]):
         return None
-    return "/v1/" + "/".join(word if word in _KNOWN else "*" for word in words)
+    return "/v1/" + "/".join(word if word in _API_WORDS else "*" for word in words)
 
 
-def copied_bytes(endpoint: Endpoint, limit: int) -> int:
-    """Return the most bytes to copy of a body; ``limit`` is for endpoints that generate tokens."""
+def capture_limit_bytes(endpoint: Endpoint, limit: int) -> int:
+    """Return the capture limit of a body; ``limit`` applies to endpoints that generate tokens."""
     return limit if endpoint in GENERATING else min(limit, SHAPE_BYTES)
 
 
 LAST_READS = 8
-"""Last reads kept of a response too large to copy; a stream's usage is in them."""
+"""Number of last reads kept of a response beyond the capture limit; they hold a stream's usage."""
 READ_OVERHEAD_BYTES = 120
-"""Memory of a read beside its bytes."""
+"""Memory overhead of a captured read."""
 
 
 @dataclass(slots=True)
-class CopyBudget:
-    """Bytes that all copies in flight may hold together; beyond it copies are dropped, never the traffic."""
+class CaptureBudget:
+    """Memory budget of all captures in flight. Beyond the budget, captures are dropped; relayed traffic never is."""
 
     limit_bytes: int
-    held_bytes: int = 0
+    used_bytes: int = 0
 
 
 class CaptureBuffer:
-    """Copy of an exchange, which becomes the message to the recorder. A dropped copy holds no reads."""
+    """Capture of one exchange, sent to the recorder at its end. A dropped capture holds no reads."""
 
     __slots__ = (
         "_budget",
         "_exchange",
-        "_held",
         "_max_body_bytes",
         "_reads",
+        "_used_bytes",
         "dropped",
         "request_bytes",
         "response_bytes",
@@ -107,7 +107,7 @@ class CaptureBuffer:
 
     def __init__(
         self,
-        budget: CopyBudget,
+        budget: CaptureBudget,
         max_body_bytes: int,
         *,
         endpoint: Endpoint,
@@ -115,20 +115,20 @@ class CaptureBuffer:
         concurrency: int,
         headers: Headers,
         names: Sequence[bytes],
-        kept_headers: frozenset[bytes] = KEPT_REQUEST_HEADERS,
+        recorded: frozenset[bytes] = RECORDED_REQUEST_HEADERS,
     ) -> None:
         self._budget, self._max_body_bytes = budget, max_body_bytes
-        self._exchange = ExchangeCopy(
+        self._exchange = CapturedExchange(
             endpoint=endpoint,
             arrival_ns=arrival_ns,
             concurrency=concurrency,
-            request_headers={} if kept_headers.isdisjoint(names) else _kept(headers, names, kept_headers),
+            request_headers={} if recorded.isdisjoint(names) else _first_values(headers, names, recorded),
         )
         self._reads = self._exchange.response_reads
-        self._held = 0
+        self._used_bytes = 0
         self.dropped: str | None = None
         self.request_bytes = self.response_bytes = 0
-        """Bytes of the bodies, copied or not."""
+        """Bytes of the bodies, captured or not."""
 
     def request_body(self, data: bytes) -> None:
         self.request_bytes += len(data)
@@ -140,7 +140,7 @@ class CaptureBuffer:
             self._exchange.request_body = None
             return
         body.append(data)
-        self._hold(len(data) + READ_OVERHEAD_BYTES)
+        self._reserve(len(data) + READ_OVERHEAD_BYTES)
 
     def sent_to(self, upstream: str) -> None:
         self._exchange.upstream = upstream
@@ -150,55 +150,55 @@ class CaptureBuffer:
 
     def response_head(self, status: int, headers: Headers, names: Sequence[bytes]) -> None:
         self._exchange.http_status = status
-        self._exchange.response_headers = _kept(headers, names, KEPT_RESPONSE_HEADERS)
+        self._exchange.response_headers = _first_values(headers, names, RECORDED_RESPONSE_HEADERS)
 
     def response_body(self, at_ns: int, data: bytes) -> None:
-        """Keep a de-chunked read with its time; beyond the bound only the last few."""
+        """Append a de-chunked read with its token arrival time; beyond the limit, keep only the last few reads."""
         size = len(data)
         self.response_bytes += size
         if self.dropped is not None or not size:
             return
         if self.response_bytes > self._max_body_bytes:
-            self._exchange.response_whole = False
+            self._exchange.response_complete = False
             self._exchange.last_reads = [*self._exchange.last_reads[1 - LAST_READS :], (at_ns, data)]
             return
         self._reads.append((at_ns, data))
-        # As in _hold: a call for each chunk would show.
+        # Inlined _reserve: a function call for each streamed token would cost throughput.
         size += READ_OVERHEAD_BYTES
-        self._held += size
+        self._used_bytes += size
         budget = self._budget
-        budget.held_bytes += size
-        if budget.held_bytes > budget.limit_bytes:
-            self.give_up("queue_full")
+        budget.used_bytes += size
+        if budget.used_bytes > budget.limit_bytes:
+            self.drop("queue_full")
 
-    def finish(self, end_ns: int, outcome: Status, error_kind: str | None) -> ExchangeCopy:
+    def finish(self, end_ns: int, outcome: Status, error_kind: str | None) -> CapturedExchange:
         exchange = self._exchange
         exchange.end_ns, exchange.outcome, exchange.error_kind = end_ns, outcome, error_kind
-        self._budget.held_bytes -= self._held
-        self._held = 0
+        self._budget.used_bytes -= self._used_bytes
+        self._used_bytes = 0
         return exchange
 
-    def give_up(self, reason: str) -> None:
+    def drop(self, reason: str) -> None:
         self.dropped = reason
         self._exchange.request_body = None
         self._reads = self._exchange.response_reads = self._exchange.last_reads = []
-        self._release(self._held)
+        self._release(self._used_bytes)
 
-    def _hold(self, size: int) -> None:
-        self._held += size
-        self._budget.held_bytes += size
-        if self._budget.held_bytes > self._budget.limit_bytes:
-            self.give_up("queue_full")
+    def _reserve(self, size: int) -> None:
+        self._used_bytes += size
+        self._budget.used_bytes += size
+        if self._budget.used_bytes > self._budget.limit_bytes:
+            self.drop("queue_full")
 
     def _release(self, size: int) -> None:
-        self._held -= size
-        self._budget.held_bytes -= size
+        self._used_bytes -= size
+        self._budget.used_bytes -= size
 
 
-def _kept(headers: Headers, names: Sequence[bytes], wanted: frozenset[bytes]) -> dict[str, str]:
-    """Return the first of each wanted header. ``names``: the headers' names in lower case, parallel to them."""
-    kept: dict[str, str] = {}
+def _first_values(headers: Headers, names: Sequence[bytes], recorded: frozenset[bytes]) -> dict[str, str]:
+    """Return the first value of each wanted header. ``names``: lower-case header names, parallel to ``headers``."""
+    values: dict[str, str] = {}
     for lower, (_, value) in zip(names, headers, strict=True):
-        if lower in wanted:
-            kept.setdefault(lower.decode("ascii"), value.decode("latin-1"))
-    return kept
+        if lower in recorded:
+            values.setdefault(lower.decode("ascii"), value.decode("latin-1"))
+    return values

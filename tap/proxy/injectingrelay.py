@@ -1,8 +1,8 @@
-"""Relay that asks the engine for more than the client did, and removes the additions from the response.
+"""Relay of ``--inject``: requests usage or token ids from the engine and removes them from the response.
 
-Streams alone are asked for more: a response that is one JSON text has its usage, and its Content-Length precedes it.
-The request waits for its last byte, since a member that decides can stand anywhere in it; the size of the recorder's
-copy bounds the wait. The stream passes read by read. The recorder gets every byte as the engine sent it.
+Only streams are injected: a response in one JSON text has its usage, and its Content-Length is sent before the body.
+The relay buffers the request to its last byte, since the deciding JSON members can be anywhere in the body; the limit
+of the capture bounds the buffer. The response stream passes read by read. The capture holds every byte of the engine.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from engines.detection import DIALECTS
 from engines.dialect import DialectName
 from tap.ipc.messages import Endpoint
 from tap.ipc.settings import Injection
-from tap.proxy.capture_buffer import CopyBudget, recorded_endpoint
+from tap.proxy.capture_buffer import CaptureBudget, recorded_endpoint
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import Relay, Relays, RoutedRelay, client_head, wants_websocket
 from tap.proxy.responsefilter import ResponseFilter
@@ -31,7 +31,7 @@ _ABSENT = msgspec.Raw()
 
 
 class Request(msgspec.Struct):
-    """Members that decide what a request is asked for beside what it says, as they are written."""
+    """Raw JSON members that decide about injection: prompt, stream, usage and token ids."""
 
     prompt: msgspec.Raw = _ABSENT
     prompt_embeds: msgspec.Raw = _ABSENT
@@ -53,29 +53,29 @@ _decode = msgspec.json.Decoder(Request).decode
 def inject(
     body: bytes, endpoint: Endpoint, dialect: DialectName, wanted: frozenset[Injection]
 ) -> tuple[bytes, frozenset[Injection]]:
-    """Return the body with the wanted additions, and those made: no member that the client wrote itself.
+    """Return the body with the injected members, and the injections; members of the client are never overridden.
 
-    The client's bytes stay; additions stand at the end of the object, so a position in an engine's error message is one
-    in the client's body. A body that the engine will refuse is returned unchanged: the error would quote the additions.
-    Raises one of ``NOT_JSON`` for one that is no JSON object.
+    Members are appended to the object, so that positions in an engine's error message hold for the client's body. A
+    body that the engine will refuse is returned unchanged: the error would quote the injected members.
+    Raises one of ``NOT_JSON`` for a body that is not a JSON object.
     """
     request = _decode(body)
     members: dict[Injection, bytes] = {}
     if bytes(request.stream) == b"true" and request.has_prompt(endpoint):
-        askable = wanted & DIALECTS[dialect].injectable
-        if "token-ids" in askable and _takes_ids(request, endpoint):
+        supported = wanted & DIALECTS[dialect].injectable
+        if "token-ids" in supported and _accepts_token_ids(request, endpoint):
             members["token-ids"] = b',"return_token_ids":true'
-        if "usage" in askable and request.stream_options is _ABSENT:
+        if "usage" in supported and request.stream_options is _ABSENT:
             members["usage"] = b',"stream_options":{"include_usage":true}'
     end = body.rindex(b"}")
     return b"".join((body[:end], *members.values(), body[end:])), frozenset(members)
 
 
-def _takes_ids(request: Request, endpoint: Endpoint) -> bool:
+def _accepts_token_ids(request: Request, endpoint: Endpoint) -> bool:
     if bytes(request.echo) not in (b"", b"false", b"null"):
-        return False  # vLLM leaves the echoed prompt's text out where it returns ids
+        return False  # vLLM omits the text of the echoed prompt when it returns token ids
     if endpoint == CHAT and bytes(request.parallel_tool_calls) == b"false":
-        return False  # vLLM then empties events of further calls, which look like events that exist for ids alone
+        return False  # vLLM empties the events of further calls, which then look like events with token ids only
     return request.return_token_ids is _ABSENT
 
 
@@ -83,24 +83,24 @@ OK = 200
 SIGNED = frozenset(
     {b"content-md5", b"digest", b"content-digest", b"repr-digest", b"x-amz-content-sha256", b"signature"}
 )
-"""Headers that sign or digest the body: it must stay unchanged."""
+"""Headers with a signature or digest of the body, which must then stay unchanged."""
 
 
 @dataclass(eq=False)
 class InjectingRelays(Relays):
-    """Relays that inject into requests, as each one's upstream allows."""
+    """Relays that inject usage or token ids into requests, as far as the upstream's dialect supports them."""
 
     wanted: frozenset[Injection] = field(kw_only=True)
-    passed_by: Counter[str] = field(init=False, default_factory=Counter)
-    """Requests left unchanged and responses passed with additions, by reason."""
+    skipped: Counter[str] = field(init=False, default_factory=Counter)
+    """Requests without injection, and responses that keep the injected fields, by reason."""
 
     def new_relay(self, head: RequestHead, client: ClientConnection) -> Relay:
         endpoint = recorded_endpoint(head.target) if head.method == b"POST" else None
         if endpoint not in INJECTABLE or wants_websocket(head) or not self._has_dialect:
             return super().new_relay(head, client)
-        reason = self._reason_to_pass_by(head)
+        reason = self._skip_reason(head)
         if reason is not None:
-            self.count_passed_by(reason)
+            self.count_skipped(reason)
             return super().new_relay(head, client)
         relay = InjectingRelay(self, head, client, endpoint)
         relay.begin()
@@ -110,17 +110,17 @@ class InjectingRelays(Relays):
     def _has_dialect(self) -> bool:
         return any(upstream.dialect is not None for upstream in self.upstreams.all)
 
-    def count_passed_by(self, reason: str) -> None:
-        self.passed_by[reason] += 1
+    def count_skipped(self, reason: str) -> None:
+        self.skipped[reason] += 1
         self.link.count_not_injected()
 
-    def _reason_to_pass_by(self, head: RequestHead) -> str | None:
+    def _skip_reason(self, head: RequestHead) -> str | None:
         names = head.names
         lengths = head.values(b"content-length")
         if b"content-encoding" in names:
             return "request_encoded"
         if b"expect" in names:
-            return "request_waits_for_continue"  # the engine's word, which comes only after a head
+            return "request_waits_for_continue"  # the engine sends 100 Continue only after the head
         if not SIGNED.isdisjoint(names):
             return "request_signed"
         if lengths and int(lengths[0]) > self.max_body_bytes:
@@ -131,7 +131,7 @@ class InjectingRelays(Relays):
 def new_relays(
     upstreams: Upstreams,
     link: RecorderLink,
-    budget: CopyBudget,
+    budget: CaptureBudget,
     max_body_bytes: int,
     keep_headers: Sequence[str] = (),
     *,
@@ -143,7 +143,7 @@ def new_relays(
 
 
 class InjectingRelay(RoutedRelay):
-    """Relay of a request whose body may be changed, and of its response; it is held to its end."""
+    """Relay that buffers the complete request, injects into it and filters the response stream."""
 
     __slots__ = ("_body", "_endpoint", "_filter", "_reframes")
 
@@ -154,55 +154,55 @@ class InjectingRelay(RoutedRelay):
     ) -> None:
         super().__init__(relays, head, client)
         self._endpoint = endpoint
-        self._lacking_bytes = relays.max_body_bytes + 1
+        self._missing_bytes = relays.max_body_bytes + 1
         self._body: bytes | None = None
-        """The complete request, until its upstream is known and reached."""
+        """Complete request body, until the upstream is connected."""
         self._filter: ResponseFilter | None = None
-        """Null: the response passes unchanged."""
+        """None: the response passes unchanged."""
         self._reframes = False
-        """The response is chunked anew: a chunk for each read that leaves bytes."""
+        """True: the filtered body is chunked again, with one chunk for each read that is not empty after the filter."""
 
     def begin(self) -> None:
-        self._copy = self._relays.new_copy(self._head, self._assignment.upstream.base_path)
+        self._capture = self._relays.new_capture(self._head, self._assignment.upstream.base_path)
 
     # The request, from the client.
 
     def request_body(self, raw: bytes, data: bytes) -> None:
-        was_held = self._lacking_bytes > 0
+        was_waiting = self._missing_bytes > 0
         super().request_body(raw, data)
-        if was_held and not self._lacking_bytes:
-            self._relays.count_passed_by("request_larger_than_the_copy")
-        elif was_held and self._copy is not None and self._copy.dropped is not None:
-            self._relays.count_passed_by("copies_full")
+        if was_waiting and not self._missing_bytes:
+            self._relays.count_skipped("request_larger_than_the_copy")
+        elif was_waiting and self._capture is not None and self._capture.dropped is not None:
+            self._relays.count_skipped("copies_full")
             self._choose_and_send()
 
     def request_end(self) -> None:
-        if self._lacking_bytes:
+        if self._missing_bytes:
             self._body = b"".join(self._data)
         super().request_end()
 
     def _wait(self) -> None:
-        """Wait for the end, however long it takes."""
+        """Set no timer: injection needs the complete request."""
 
     def _choose(self) -> None:
         if self._relays.upstreams.reads_prompt:
             super()._choose()
 
     def _start(self, server: ServerConnection) -> None:
-        """Add what the upstream that was reached takes: another one may be another engine."""
+        """Inject by the dialect of the connected upstream: upstreams may run different engines."""
         body, self._body = self._body, None
         dialect = self._assignment.upstream.dialect
         if body is not None and dialect is not None:
             try:
-                asking, added = inject(body, self._endpoint, dialect, self._relays.wanted)
+                injected_body, added = inject(body, self._endpoint, dialect, self._relays.wanted)
             except NOT_JSON:
                 added = frozenset()
-                self._relays.count_passed_by("request_not_json")
+                self._relays.count_skipped("request_not_json")
             if added:
                 self._filter = ResponseFilter(added, dialect)
-                if self._copy is not None:
-                    self._copy.add_injected(sorted(added))
-                self._head, self._unsent = with_length(self._head, len(asking)), [asking]
+                if self._capture is not None:
+                    self._capture.add_injected(sorted(added))
+                self._head, self._unsent = with_length(self._head, len(injected_body)), [injected_body]
         super()._start(server)
 
     # The response, from the upstream.
@@ -212,7 +212,7 @@ class InjectingRelay(RoutedRelay):
             if head.status != OK or not is_event_stream(head):
                 self._filter = None
             elif is_encoded(head):
-                self._relays.count_passed_by("response_encoded")
+                self._relays.count_skipped("response_encoded")
                 self._filter = None
             else:
                 head = without_length(head)
@@ -221,16 +221,16 @@ class InjectingRelay(RoutedRelay):
         self._reframes = self._reframes and not self._dechunk
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
-        """Send the filtered read at once, and copy all of it."""
+        """Write the filtered read at once, so that no token is delayed; capture the unfiltered read."""
         if self._filter is None:
             super().response_body(at_ns, raw, data)
             return
         if self._before_body:
             self._begin_body()
         self._write_body(self._filter.feed(data))
-        self._flush_response_start()  # after a read that leaves no bytes, the head goes alone
-        if self._copy is not None:
-            self._copy.response_body(at_ns, data)
+        self._flush_response_start()  # if the filter removed all bytes, the head is written alone
+        if self._capture is not None:
+            self._capture.response_body(at_ns, data)
 
     def response_end(self) -> None:
         if self._filter is not None:
@@ -240,13 +240,12 @@ class InjectingRelay(RoutedRelay):
         super().response_end()
 
     def _write_body(self, data: bytes) -> None:
-        """Write a piece of the body, as one chunk if the upstream's body is chunked."""
         if data:
             self._flush_response_start(b"%x\r\n%b\r\n" % (len(data), data) if self._reframes else data)
 
 
 def with_length(head: RequestHead, length: int) -> RequestHead:
-    """Return the request's head for a body of this length, asking for a response without content coding."""
+    """Return the request head for a body of this length and a response without content coding."""
     headers: list[Header] = []
     for name, value in head.headers:
         lower = name.lower()
@@ -259,7 +258,7 @@ def with_length(head: RequestHead, length: int) -> RequestHead:
 
 
 def without_length(head: ResponseHead) -> ResponseHead:
-    """Return a response's head with chunks in place of a length, which the filter would change."""
+    """Return the response head with chunked framing: the filter changes the length."""
     if b"content-length" not in head.names:
         return head
     headers = [header for header in head.headers if header[0].lower() != b"content-length"]

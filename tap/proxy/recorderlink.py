@@ -1,6 +1,7 @@
-"""A worker's connection to the recorder: it never waits, and counts the exchanges that the recorder does not get.
+"""Connection of a worker to the recorder: never blocks the relay, and counts exchanges that are dropped.
 
-A recorder that dies loses the content of its socket; the rest waits here for its successor, within the bound of copies.
+If the recorder dies, the content of its socket is lost; the outbox waits for the next recorder, within the memory
+budget of the captures.
 """
 
 import asyncio
@@ -21,24 +22,24 @@ from tap.ipc.sharedmemory import (
     UNRECORDED,
     WorkerCounts,
 )
-from tap.proxy.capture_buffer import CaptureBuffer, CopyBudget
+from tap.proxy.capture_buffer import CaptureBudget, CaptureBuffer
 from tracefile.records.schema import Status
 
 OUTBOX_S = 0.01
-"""Exchanges are sent together: waking the recorder for each would cost more than writing it."""
+"""Batching interval: waking the recorder for each exchange would cost more than the write."""
 RECONNECT_S = 0.2
 UNCONNECTED_S = 5.0
-"""Time for which a link that is to end waits for a recorder."""
+"""Longest wait of ``finish`` for a recorder."""
 SEND_FRAMES = 64
 SENDS_AT_ONCE = 2
-"""Bound on sends in a row: a recorder that catches up on another core would take megabytes, and streams would wait."""
+"""Sends in a row: a recorder that catches up on another core would read megabytes, and streamed tokens would wait."""
 FRAME_OVERHEAD_BYTES = 100
 
 
 class RecorderLink:
-    """Connection to the recorder that listens at ``path``; connects and reconnects by itself."""
+    """Connection to the recorder that listens at ``path``; reconnects automatically."""
 
-    def __init__(self, path: str, budget: CopyBudget, counts: WorkerCounts, worker: int = 0) -> None:
+    def __init__(self, path: str, budget: CaptureBudget, counts: WorkerCounts, worker: int = 0) -> None:
         self._path = path
         self._budget = budget
         self._counts = counts
@@ -47,10 +48,10 @@ class RecorderLink:
         self._socket: socket.socket | None = None
         self._outbox: deque[bytes] = deque()
         self._first_sent = 0
-        """Bytes of the first frame already sent."""
+        """Bytes of the first frame that are already sent."""
         self._due: asyncio.TimerHandle | None = None
         self._writing = False
-        """The socket is full; the loop calls when it has room."""
+        """True: the socket buffer is full, and the loop calls when it is writable."""
         self._connected_at = monotonic()
         self._closed = False
         self._empty = asyncio.Event()
@@ -69,19 +70,19 @@ class RecorderLink:
     def count_unrecorded(self) -> None:
         self._cells[UNRECORDED] += 1
 
-    def submit(self, side: CaptureBuffer, end_ns: int, outcome: Status, error_kind: str | None) -> None:
-        """Hand over a finished exchange, or count its loss. Never waits, never raises."""
+    def submit(self, capture: CaptureBuffer, end_ns: int, outcome: Status, error_kind: str | None) -> None:
+        """Queue a finished exchange for the recorder, or count it as dropped. Never blocks, never raises."""
         cells = self._cells
         cells[IN_FLIGHT] -= 1
-        if side.dropped is not None:
-            cells[DROP_CELLS[side.dropped] if self._socket is not None else RECORDER_OFF] += 1
+        if capture.dropped is not None:
+            cells[DROP_CELLS[capture.dropped] if self._socket is not None else RECORDER_OFF] += 1
             return
-        frame = encode_frame(side.finish(end_ns, outcome, error_kind))
+        frame = encode_frame(capture.finish(end_ns, outcome, error_kind))
         size = len(frame) + FRAME_OVERHEAD_BYTES
-        if self._closed or (self._outbox and self._budget.held_bytes + size > self._budget.limit_bytes):
+        if self._closed or (self._outbox and self._budget.used_bytes + size > self._budget.limit_bytes):
             cells[RECORDER_OFF if self._socket is None else QUEUE_FULL] += 1
             return
-        self._budget.held_bytes += size
+        self._budget.used_bytes += size
         self._outbox.append(frame)
         self._empty.clear()
         if self._due is None and not self._writing:
@@ -102,7 +103,7 @@ class RecorderLink:
         self._close()
 
     def _send(self) -> None:
-        """Write as much as the socket takes; the loop calls again for more, and relays in between."""
+        """Write what the socket accepts; the loop calls again for more, and relays tokens in between."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -125,15 +126,15 @@ class RecorderLink:
             self._writing = True
             self._loop.add_writer(self._socket, self._send)
 
-    def _sent(self, taken: int) -> None:
+    def _sent(self, sent_bytes: int) -> None:
         outbox = self._outbox
-        taken += self._first_sent
-        while outbox and taken >= len(outbox[0]):
+        sent_bytes += self._first_sent
+        while outbox and sent_bytes >= len(outbox[0]):
             frame = outbox.popleft()
-            taken -= len(frame)
-            self._budget.held_bytes -= len(frame) + FRAME_OVERHEAD_BYTES
+            sent_bytes -= len(frame)
+            self._budget.used_bytes -= len(frame) + FRAME_OVERHEAD_BYTES
             self._cells[SENT] += 1
-        self._first_sent = taken
+        self._first_sent = sent_bytes
 
     def _connect(self) -> None:
         if self._closed:
@@ -142,7 +143,7 @@ class RecorderLink:
         sock.setblocking(False)
         try:
             sock.connect(self._path)
-        except OSError:  # not there yet, or gone: a unix socket says so at once
+        except OSError:  # no recorder listens: connecting to a unix socket fails at once
             sock.close()
             self._loop.call_later(RECONNECT_S, self._connect)
             return
@@ -150,7 +151,7 @@ class RecorderLink:
         self._send()
 
     def _disconnect(self) -> None:
-        """Close after the recorder's end; its successor gets a half-sent frame whole."""
+        """Close after the recorder's end; a partly sent frame is sent again in full to the next recorder."""
         self._stop_writing()
         if self._socket is not None:
             self._socket.close()
@@ -167,7 +168,7 @@ class RecorderLink:
     def _close(self) -> None:
         self._closed = True
         self._cells[RECORDER_OFF] += len(self._outbox)
-        self._budget.held_bytes -= sum(len(frame) + FRAME_OVERHEAD_BYTES for frame in self._outbox)
+        self._budget.used_bytes -= sum(len(frame) + FRAME_OVERHEAD_BYTES for frame in self._outbox)
         self._outbox.clear()
         self._stop_writing()
         if self._socket is not None:

@@ -1,8 +1,10 @@
-"""Relay of a request: the client's bytes to the upstream, the upstream's to the client, and a side copy of both.
+"""Relay of a request to its upstream and of the response to the client, with a capture of both for the recorder.
 
-Everything here runs inside a socket's read callback. It writes the raw bytes of each read, chunk framing included, so
-the client gets the upstream's chunk boundaries at the upstream's pace. Nothing is retried: an upstream lost after the
-request was sent is a response cut short for the client, as without the tap.
+All code here runs inside a socket's read callback. It writes the raw bytes of each read, chunk framing included, so
+tokens reach the client with the upstream's chunk boundaries and timing. Nothing is retried: if an upstream is lost
+after the request was sent, the client's response is cut short, as without the tap.
+The arrival time of each response read is captured (``response_body``: ``at_ns``). The recorder decides later, by
+``wire.completion``, in which read the first token (TTFT) and each further token arrived.
 """
 
 import asyncio
@@ -13,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
-from tap.ipc.messages import KEPT_REQUEST_HEADERS
-from tap.proxy.capture_buffer import CaptureBuffer, CopyBudget, copied_bytes, recorded_endpoint
+from tap.ipc.messages import RECORDED_REQUEST_HEADERS
+from tap.proxy.capture_buffer import CaptureBudget, CaptureBuffer, capture_limit_bytes, recorded_endpoint
 from tap.proxy.recorderlink import RecorderLink
-from tap.proxy.routing import awaited_bytes
+from tap.proxy.routing import prefix_wait_bytes
 from tap.proxy.upstreams import SERVER_ERROR, Upstream, Upstreams
 from tracefile.records.schema import Status
 from wire.client.connection import ResponseHead, ServerConnection
@@ -28,27 +30,27 @@ from wire.server import ClientConnection, RequestHead
 
 @dataclass(eq=False)
 class Relays:
-    """All relays of a worker: their upstreams, and the copies of what is recorded."""
+    """State that all relays of a worker share: upstreams, recorder link and memory budget of the captures."""
 
     upstreams: Upstreams
     link: RecorderLink
-    budget: CopyBudget
+    budget: CaptureBudget
     max_body_bytes: int
     keep_headers: Sequence[str] = ()
     in_flight = relayed = 0
     bytes_in = bytes_out = 0
-    """Bytes of request and response bodies; those of recorded requests count at their end."""
+    """Bytes of request and response bodies. Bodies of recorded requests are added when the request ends."""
     ending = False
-    """The tap ends the requests that are left."""
+    """True: the drain time is over, and the tap cuts the remaining requests."""
 
     def __post_init__(self) -> None:
-        self._kept_headers = KEPT_REQUEST_HEADERS.union(name.encode() for name in self.keep_headers)
+        self._recorded_headers = RECORDED_REQUEST_HEADERS.union(name.encode() for name in self.keep_headers)
 
     def new_relay(self, head: RequestHead, client: ClientConnection) -> "Relay":
         relay = self._kind()(self, head, client)
         if head.method == b"CONNECT" or wants_websocket(head):
             client.refuse(501, "tap relays HTTP requests only, no WebSocket or tunnel")
-        elif head.method == b"TRACE":  # it would show the headers that the tap's side adds
+        elif head.method == b"TRACE":  # the response would echo headers that the tap adds
             client.refuse(405, "tap does not relay TRACE")
         else:
             relay.begin()
@@ -57,7 +59,7 @@ class Relays:
     def _kind(self) -> "type[Relay]":
         return RoutedRelay if self.upstreams.reads_prompt else Relay
 
-    def new_copy(self, head: RequestHead, base_path: bytes) -> CaptureBuffer | None:
+    def new_capture(self, head: RequestHead, base_path: bytes) -> CaptureBuffer | None:
         if head.method != b"POST":
             return None
         endpoint = recorded_endpoint(base_path + head.target)
@@ -67,25 +69,25 @@ class Relays:
         self.in_flight += 1
         return CaptureBuffer(
             self.budget,
-            copied_bytes(endpoint, self.max_body_bytes),
+            capture_limit_bytes(endpoint, self.max_body_bytes),
             endpoint=endpoint,
             arrival_ns=head.at_ns,
             concurrency=self.link.begin(),
             headers=head.headers,
             names=head.names,
-            kept_headers=self._kept_headers,
+            recorded=self._recorded_headers,
         )
 
 
 class Relay:
-    """Handler of a client connection's request, and sink of the upstream connection's response."""
+    """Handler of a request on the client connection and sink of its response on the upstream connection."""
 
     __slots__ = (
         "_assignment",
         "_before_body",
+        "_capture",
         "_client",
         "_connecting",
-        "_copy",
         "_dechunk",
         "_ended",
         "_head",
@@ -106,31 +108,31 @@ class Relay:
         self._assignment = upstreams.provisional() if upstreams.reads_prompt else upstreams.pick(head)
         self._server: ServerConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._copy: CaptureBuffer | None = None
+        self._capture: CaptureBuffer | None = None
         self._unsent: list[bytes] = []
-        """Reads of the request before there is a connection, or to be written with the rest of the same read."""
+        """Request reads that wait for a connection, or for the rest of the same read to be written with it."""
         self._response_start = b""
-        """Head of the response, while more of the same read follows."""
+        """Response head that waits to be written together with the body bytes of the same read."""
         self._before_body: bool | None = None
-        """The response has its head, and nothing of its body yet. Null: no head yet."""
+        """True: the response head has arrived, but no body byte. None: no head has arrived."""
         self._request_complete = False
         self._response_paused = False
         self._dechunk = False
         self._self_delimited = True
-        """The client can tell a cut response from a whole one."""
+        """True: the framing lets the client detect a response that was cut short."""
         self._keep_client = True
         self._ended = False
 
     def begin(self) -> None:
-        """Send the head to the upstream with the part of the body that came with it, in one write."""
-        self._copy = self._relays.new_copy(self._head, self._assignment.upstream.base_path)
+        """Send the head, and the body bytes of the same read, to the upstream in one write."""
+        self._capture = self._relays.new_capture(self._head, self._assignment.upstream.base_path)
         if not self._client.more_to_come:
             self._send_request()
 
     def _send_request(self) -> None:
         assignment = self._assignment
         assignment.begin()
-        server = assignment.upstream.pool.take_idle()
+        server = assignment.upstream.pool.pop_idle()
         if server is not None:
             self._start(server)
         else:
@@ -138,14 +140,14 @@ class Relay:
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
     async def _connect(self) -> None:
-        passed: list[Upstream] = []
+        unreachable: list[Upstream] = []
         while True:
             try:
-                server = await self._assignment.upstream.reach()
+                server = await self._assignment.upstream.connect()
                 break
             except ConnectError as error:
-                passed.append(self._assignment.upstream)
-                following = self._relays.upstreams.pick_next(self._head, self._assignment, passed)
+                unreachable.append(self._assignment.upstream)
+                following = self._relays.upstreams.pick_next(self._head, self._assignment, unreachable)
                 if following is None:
                     self._connecting = None
                     self._end("error", error.kind)
@@ -164,8 +166,8 @@ class Relay:
             server.pause_reading()
         body, self._unsent = self._unsent, []
         server.start(upstream_head(self._head, upstream), self, body=body, head_only=self._head.method == b"HEAD")
-        if self._copy is not None:
-            self._copy.sent_to(upstream.name)
+        if self._capture is not None:
+            self._capture.sent_to(upstream.name)
 
     # The request, from the client.
 
@@ -176,8 +178,8 @@ class Relay:
             self._unsent.append(raw)
             if self._connecting is None:
                 self._send_request()
-        if self._copy is not None:
-            self._copy.request_body(data)
+        if self._capture is not None:
+            self._capture.request_body(data)
         else:
             self._relays.bytes_in += len(data)
 
@@ -185,7 +187,7 @@ class Relay:
         self._request_complete = True
 
     def client_gone(self) -> None:
-        """The client has left: abort the upstream's work at once."""
+        """Abort the upstream request at once, so that the engine stops generating tokens for a client that left."""
         if self._connecting is not None:
             self._connecting.cancel()
         if self._server is not None:
@@ -193,7 +195,7 @@ class Relay:
         self._end("client_abort", "tap_ended" if self._relays.ending else None)
 
     def pause_response(self) -> None:
-        """The client is slow: stop reading from the upstream, so that memory stays bounded."""
+        """Stop reading from the upstream while the client is slow, so that memory stays bounded."""
         self._response_paused = True
         if self._server is not None:
             self._server.pause_reading()
@@ -222,14 +224,15 @@ class Relay:
             self._client.write(start)
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
+        """Relay one read; ``at_ns`` is the arrival time of its tokens, captured for TTFT and ITL."""
         if self._before_body:
             self._begin_body()
             self._flush_response_start(data if self._dechunk else raw)
         else:
             self._client.write(data if self._dechunk else raw)
-        copy = self._copy
-        if copy is not None:
-            copy.response_body(at_ns, data)
+        capture = self._capture
+        if capture is not None:
+            capture.response_body(at_ns, data)
         else:
             self._relays.bytes_out += len(data)
 
@@ -237,12 +240,12 @@ class Relay:
         self._flush_response_start()
         server, self._server = self._server, None
         if server is not None and not self._request_complete:
-            server.abort()  # the rest of this request would be read as the next one
+            server.abort()  # the server would parse the remaining body bytes as the next request
         self._end("ok", "bad_response" if server is not None and server.malformed else None)
         self._client.finish(keep_alive=self._keep_client)
 
     def response_lost(self, kind: LossKind) -> None:
-        """The upstream died: the client gets the bytes that came, and never a clean end."""
+        """End the client's response without a clean end: the upstream connection was lost."""
         self._flush_response_start()
         self._server = None
         if self._before_body is None:
@@ -260,15 +263,16 @@ class Relay:
         self._client.resume_reading()
 
     def _begin_response(self, head: ResponseHead) -> None:
-        """Take the head's status as the upstream's state, and copy the head."""
+        """Report the status to the upstream's health check and capture the head."""
         upstream = self._assignment.upstream
         if head.status >= SERVER_ERROR or upstream.ejection.troubled:
             upstream.responded(head.status)
-        if self._copy is not None:
-            self._copy.response_head(head.status, head.headers, head.names)
+        if self._capture is not None:
+            self._capture.response_head(head.status, head.headers, head.names)
         self._before_body = True
 
     def _begin_body(self) -> None:
+        """Count the prefill as done. Routing takes the first body byte for the first token; records do not."""
         self._before_body = False
         self._assignment.first_token()
 
@@ -297,36 +301,36 @@ class Relay:
             return
         self._ended = True
         self._unsent.clear()
-        if self._copy is not None:
-            copy, relays = self._copy, self._relays
-            self._copy = None
+        if self._capture is not None:
+            capture, relays = self._capture, self._relays
+            self._capture = None
             relays.in_flight -= 1
-            relays.bytes_in += copy.request_bytes
-            relays.bytes_out += copy.response_bytes
-            relays.link.submit(copy, perf_counter_ns(), outcome, error_kind)
-        self._assignment.end()  # last: a policy's fault must not cost the record
+            relays.bytes_in += capture.request_bytes
+            relays.bytes_out += capture.response_bytes
+            relays.link.submit(capture, perf_counter_ns(), outcome, error_kind)
+        self._assignment.end()  # last: an exception of a routing policy must not lose the record
 
 
 WAIT_S = 0.05
-"""Longest wait for the start of a prompt; a slow upload is routed by what there is."""
+"""Longest wait for the prompt prefix; a slower upload is routed by the bytes that have arrived."""
 
 
 class RoutedRelay(Relay):
-    """Relay of a request whose upstream is chosen by the start of its prompt; the bytes pass unchanged."""
+    """Relay whose upstream is chosen by the prompt prefix (prefix-aware routing); the bytes pass unchanged."""
 
-    __slots__ = ("_data", "_lacking_bytes", "_timer")
+    __slots__ = ("_data", "_missing_bytes", "_timer")
 
     def __init__(self, relays: Relays, head: RequestHead, client: ClientConnection) -> None:
         super().__init__(relays, head, client)
         self._data: list[bytes] = []
-        """Reads of the body before the choice, without chunk framing."""
-        self._lacking_bytes = awaited_bytes(head)
-        """Bytes of the body until the choice. 0: it is made."""
+        """Body reads before the routing decision, without chunk framing."""
+        self._missing_bytes = prefix_wait_bytes(head)
+        """Body bytes that are missing for the routing decision. 0: the upstream is chosen."""
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        self._copy = self._relays.new_copy(self._head, self._assignment.upstream.base_path)
-        if not self._lacking_bytes:
+        self._capture = self._relays.new_capture(self._head, self._assignment.upstream.base_path)
+        if not self._missing_bytes:
             self._choose()
             if not self._client.more_to_come:
                 self._send_request()
@@ -334,24 +338,24 @@ class RoutedRelay(Relay):
             self._wait()
 
     def request_body(self, raw: bytes, data: bytes) -> None:
-        if not self._lacking_bytes or self._ended:
+        if not self._missing_bytes or self._ended:
             super().request_body(raw, data)
             return
         self._unsent.append(raw)
         self._data.append(data)
-        if self._copy is not None:
-            self._copy.request_body(data)
+        if self._capture is not None:
+            self._capture.request_body(data)
         else:
             self._relays.bytes_in += len(data)
-        self._lacking_bytes = max(0, self._lacking_bytes - len(data))
-        if not self._lacking_bytes:
+        self._missing_bytes = max(0, self._missing_bytes - len(data))
+        if not self._missing_bytes:
             self._choose_and_send()
         else:
             self._wait()
 
     def request_end(self) -> None:
         super().request_end()
-        if self._lacking_bytes:
+        if self._missing_bytes:
             self._choose_and_send()
 
     def client_gone(self) -> None:
@@ -363,7 +367,7 @@ class RoutedRelay(Relay):
             self._timer = asyncio.get_running_loop().call_later(WAIT_S, self._choose_and_send)
 
     def _stop_waiting(self) -> None:
-        self._lacking_bytes = 0
+        self._missing_bytes = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -380,7 +384,7 @@ class RoutedRelay(Relay):
 
 
 def upstream_head(head: RequestHead, upstream: Upstream) -> bytes:
-    """Return the request's head for the upstream: its own Host, no hop-by-hop headers, the rest unchanged."""
+    """Return the request head for the upstream: with its Host, without hop-by-hop headers, otherwise unchanged."""
     headers, host = head.headers.copy(), (b"Host", upstream.origin.host_header)
     if b"host" in head.names:
         at = head.names.index(b"host")
@@ -399,16 +403,16 @@ def client_head(head: ResponseHead, headers: list[Header]) -> bytes:
 
 
 def origin_form(target: bytes) -> bytes:
-    """Return path and query of a target; of an absolute one (``GET http://host/path``) the part after its host."""
+    """Return path and query of a target, without the scheme and host of an absolute target."""
     if target.startswith(b"/") or b"://" not in target:
         return target
-    _, _, rest = target.partition(b"://")
-    path = rest[len(re.split(rb"[/?]", rest, maxsplit=1)[0]) :]
+    _, _, authority_and_path = target.partition(b"://")
+    path = authority_and_path[len(re.split(rb"[/?]", authority_and_path, maxsplit=1)[0]) :]
     return path if path.startswith(b"/") else b"/" + path
 
 
 def reset(client: ClientConnection) -> None:
-    """Cut a connection by a reset: an orderly end would look like the whole response where no length tells."""
+    """Close with TCP RST: without a length, an orderly close would look like a complete response."""
     if client.transport is not None:
         sock = client.transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -416,7 +420,7 @@ def reset(client: ClientConnection) -> None:
 
 
 def wants_websocket(head: RequestHead) -> bool:
-    """Return whether the request is a WebSocket handshake; other upgrades are offers, and not passed on."""
+    """Return whether the request is a WebSocket handshake. Other upgrades are optional, and are dropped."""
     if b"upgrade" not in head.names or b"upgrade" not in connection_options(head.headers):
         return False
     return any(b"websocket" in value.lower() for value in head.values(b"upgrade"))

@@ -1,6 +1,6 @@
-"""A worker process, the data plane: accepts clients, relays, and hands copies of ended exchanges to the recorder.
+"""Worker process, the data plane: accepts clients, relays requests and sends captures to the recorder.
 
-A worker imports no code for prompts or pages: its memory is its connections, and its event loop only relays.
+A worker imports no tokenizer and no admin pages: its event loop only relays, so that no token waits for other work.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import msgspec
 
 from tap.ipc.messages import STATS_INTERVAL_S, Channel, Cut, Drain, Drained, Ready, Reload, WorkerSetup, WorkerStats
 from tap.ipc.sharedmemory import RECORDER_SOCKET, UpstreamBoard, WorkerCounts
-from tap.proxy.capture_buffer import CopyBudget
+from tap.proxy.capture_buffer import CaptureBudget
 from tap.proxy.injectingrelay import new_relays
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.routing import live_policy
@@ -32,21 +32,21 @@ LOOP_CHECK_S = 0.1
 
 
 FLUSH_TIMEOUT_S = 60.0
-LET_IN_S = 0.5
-"""Time before a drain for accepting connections that had already come."""
+ACCEPT_PENDING_S = 0.5
+"""Longest time, before a drain, for accepting connections that are already in the backlog."""
 READ_TURNS = 4
-"""Turns of the event loop for reading from such a connection."""
+"""Event loop iterations for reading from such a connection."""
 
 _messages = msgspec.msgpack.Decoder(WorkerSetup | Reload | Drain | Cut)
 
 
 class Worker:
-    """A data plane, from its setup to its last response."""
+    """Data plane of one process, from its setup message to its last response."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         settings = setup.settings
         self._setup, self._settings = setup, settings
-        self._budget = CopyBudget(settings.queue_bytes // settings.workers)
+        self._budget = CaptureBudget(settings.queue_bytes // settings.workers)
         self._upstreams = Upstreams(
             setup.upstreams,
             live_policy(settings.route),
@@ -66,7 +66,7 @@ class Worker:
 
     async def serve(self, channel: Channel) -> None:
         await self._server.listen_on(socket.socket(fileno=self._setup.listen_fd))
-        # All objects so far stay: a garbage collection over them would stall every stream for 40 ms.
+        # All objects so far stay: a garbage collection over them would add 40 ms to every stream's ITL.
         gc.collect()
         gc.freeze()
         reporting = None
@@ -101,7 +101,7 @@ class Worker:
             relayed=relays.relayed,
             bytes_in=relays.bytes_in,
             bytes_out=relays.bytes_out,
-            queue_bytes=self._budget.held_bytes,
+            queue_bytes=self._budget.used_bytes,
             queue_limit_bytes=self._budget.limit_bytes,
             loop_delay_s=loop_delay_s,
             upstreams=self._upstreams.stats(),
@@ -119,8 +119,8 @@ class Worker:
                 return self._settings.drain_s
 
     async def _drain(self, channel: Channel, drain_s: float) -> int:
-        """Let requests in flight end, for ``drain_s`` or until told to cut; return the number of cut responses."""
-        await self._let_in()
+        """Wait for requests in flight, for ``drain_s`` or until a Cut; return the number of cut responses."""
+        await self._accept_pending()
         draining = asyncio.create_task(self._server.drain(drain_s))
         cutting = asyncio.create_task(_until_cut(channel))
         timer = asyncio.get_running_loop().call_later(drain_s, self._mark_ending)
@@ -133,11 +133,11 @@ class Worker:
             draining = asyncio.create_task(self._server.drain(0))
         return await draining
 
-    async def _let_in(self) -> None:
-        """Accept and read connections that have already come: closing a listener resets those that wait."""
+    async def _accept_pending(self) -> None:
+        """Accept and read connections of the backlog: closing the listener would reset them."""
         waiting = select.poll()
         waiting.register(self._setup.listen_fd, select.POLLIN)
-        until_s = monotonic() + LET_IN_S
+        until_s = monotonic() + ACCEPT_PENDING_S
         quiet_turns = 0
         while quiet_turns < READ_TURNS and monotonic() < until_s:
             quiet_turns = 0 if waiting.poll(0) else quiet_turns + 1
@@ -148,7 +148,7 @@ class Worker:
 
 
 async def _until_cut(channel: Channel) -> None:
-    """Wait for a Cut. If the supervisor is gone none comes, and requests in flight have their time."""
+    """Wait for a Cut. Without a supervisor no Cut arrives, and requests in flight get the full drain time."""
     while True:
         message = await channel.messages.get()
         if isinstance(message, Cut):
@@ -158,7 +158,7 @@ async def _until_cut(channel: Channel) -> None:
 
 
 async def work(control: socket.socket) -> None:
-    asyncio.get_running_loop().set_exception_handler(_say_failure)
+    asyncio.get_running_loop().set_exception_handler(_log_failure)
     channel = await Channel(_messages).attach(control)
     setup = await channel.messages.get()
     if isinstance(setup, WorkerSetup):
@@ -166,8 +166,8 @@ async def work(control: socket.socket) -> None:
     channel.close()
 
 
-def _say_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report a failed callback and its place, but not its arguments, which may be a prompt."""
+def _log_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Print a failed callback with its source line, but without its arguments, which may hold a prompt."""
     error = context.get("exception")
     if error is None or isinstance(error, OSError):  # a client's handshake that failed, say
         return
@@ -179,7 +179,7 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         run(work(sock))
-    except Exception as error:  # a traceback could quote a request; the supervisor notices the end
+    except Exception as error:  # a traceback could quote a prompt; the supervisor restarts the process
         print(f"tap: a worker process failed ({failure_words(error)})", file=sys.stderr)
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""Content codings taken off copies of bodies, within a bound on the decoded bytes."""
+"""Decoding of captured bodies with a Content-Encoding, with a limit on the decoded bytes."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -7,11 +7,11 @@ from typing import Any
 import zstandard
 
 STEP_BYTES = 1 << 10
-"""Input of one step to a decoder whose output has no bound of its own: at most 1 MB (gzip) or 32 MB (zstandard)."""
+"""Input per step of a decoder without an output limit: decodes to at most 1 MB (gzip) or 32 MB (zstandard)."""
 MAX_WINDOW_BYTES = 8 << 20
-"""The most that RFC 9659 allows a zstandard frame over HTTP."""
+"""Largest window of a zstandard frame over HTTP (RFC 9659)."""
 MAX_MEMBERS = 100_000
-"""Members or frames of a body; a server that flushes by ending one does so once a read."""
+"""Limit of gzip members or zstandard frames of a body; some servers end one per flush."""
 DECODERS: dict[str, Callable[[], Any]] = {
     **dict.fromkeys(("gzip", "x-gzip"), lambda: zlib.decompressobj(16 + zlib.MAX_WBITS)),
     "deflate": zlib.decompressobj,
@@ -20,15 +20,15 @@ DECODERS: dict[str, Callable[[], Any]] = {
 
 
 class UndecodableError(Exception):
-    """The body cannot be decoded: an unknown coding, several of them, broken bytes, or too many of them."""
+    """The body cannot be decoded: unknown or multiple codings, invalid bytes, or too many bytes."""
 
 
 def decode_reads(reads: Sequence[tuple[int, bytes]], coding: str | None, max_bytes: int) -> Sequence[tuple[int, bytes]]:
-    """Return the decoded bytes of each read at that read's time; raises UndecodableError.
+    """Return the decoded bytes of each read with the arrival time of the read; raises UndecodableError.
 
-    A coder may hold bytes back until a later read: a token's time is then when a client could have decoded it.
+    An encoder may hold bytes back until a later read: a token's arrival time is when a client could decode the token.
     """
-    names = [name for part in (coding or "").lower().split(",") if (name := part.strip()) not in ("", "identity")]
+    names = [name for word in (coding or "").lower().split(",") if (name := word.strip()) not in ("", "identity")]
     if not names:
         return reads
     if len(names) > 1 or names[0] not in DECODERS:
@@ -38,13 +38,13 @@ def decode_reads(reads: Sequence[tuple[int, bytes]], coding: str | None, max_byt
 
 
 class _Decoder:
-    """Decodes gzip members or zstandard frames, one after another: a server may flush by ending one.
+    """Decoder of consecutive gzip members or zstandard frames: a server may flush by ending a member.
 
-    Bytes behind the last member that begin no other are left out, as clients do.
+    Trailing bytes that do not start a member are ignored, as by clients.
     """
 
-    def __init__(self, begin: Callable[[], Any], room: int) -> None:
-        self._begin, self._room = begin, room
+    def __init__(self, begin: Callable[[], Any], max_bytes: int) -> None:
+        self._begin, self._bytes_left = begin, max_bytes
         self._member = begin()
         self._members, self._ended = 1, False
 
@@ -52,8 +52,8 @@ class _Decoder:
         pieces: list[bytes] = []
         for at in range(0, len(data), STEP_BYTES):
             pieces.append(self._step(data[at : at + STEP_BYTES]))
-            self._room -= len(pieces[-1])
-            if self._room < 0 or self._members > MAX_MEMBERS:
+            self._bytes_left -= len(pieces[-1])
+            if self._bytes_left < 0 or self._members > MAX_MEMBERS:
                 raise UndecodableError("decoded body too large")
         return b"".join(pieces)
 

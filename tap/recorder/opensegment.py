@@ -1,4 +1,4 @@
-"""The trace's open file, and a file that others took away while it was open."""
+"""Open segment of a trace, and a file that another process removed while it was open."""
 
 import hashlib
 import time
@@ -10,7 +10,7 @@ from tracefile.storage.appending import TraceFile
 from tracefile.storage.segments import Segment
 
 BATCH_LINES = 256
-"""Lines compressed in one call, which costs as much as a line."""
+"""Lines of a batch: a compression call costs as much as a line."""
 
 
 class _Digest(Protocol):
@@ -20,7 +20,7 @@ class _Digest(Protocol):
 
 @dataclass(slots=True)
 class OpenSegment:
-    """The open file, with its entry for the manifest."""
+    """Open file of the trace, with the statistics of its manifest entry."""
 
     file: TraceFile
     path: Path
@@ -29,12 +29,12 @@ class OpenSegment:
     last_arrival_ms: float = float("-inf")
     first_at: float = float("inf")
     inherited: int = 0
-    """Records of earlier writers, the first of ``records``."""
+    """Records of earlier runs, the first of ``records``."""
     digest: _Digest = field(default_factory=hashlib.sha256)
     lines: list[bytes] = field(default_factory=list)
     arrivals_ms: list[float] = field(default_factory=list)
 
-    def take(self, line: bytes, arrival_ms: float | None) -> None:
+    def add_line(self, line: bytes, arrival_ms: float | None) -> None:
         self.lines.append(line)
         self.records += 1
         if arrival_ms is not None:
@@ -65,16 +65,16 @@ class OpenSegment:
 
 
 class LostFile(NamedTuple):
-    """A file that others deleted, moved or changed while it was written."""
+    """A file that another process deleted, moved or changed while it was written."""
 
     path: str
     inherited: int
-    """Records of earlier writers, the first of the file."""
+    """Records of earlier runs, the first of the file."""
     records: int
-    """Records that are no longer in the trace, those of earlier writers included."""
+    """Records that are no longer in the trace, records of earlier runs included."""
 
     def __str__(self) -> str:
         return (
             f"{self.path}: deleted, moved or changed by another process; {self.records} RECORDS ARE LOST; "
-            "recording goes on in a new file"
+            "recording continues in a new file"
         )

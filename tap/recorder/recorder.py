@@ -1,7 +1,7 @@
-"""The recorder process: takes finished exchanges off the workers' sockets, makes records, and writes the trace.
+"""Recorder process: reads finished exchanges from the workers, builds records and writes the trace.
 
-It is a process of its own because tokenizing holds the interpreter's lock in proportion to the prompt. It ends when the
-supervisor and all workers have closed their sockets, never by a signal, so that no exchange it took is lost.
+A separate process, because tokenizing holds the interpreter lock in proportion to the prompt length. It exits when the
+supervisor and all workers have closed their sockets, never by a signal, so that no received exchange is lost.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ import msgspec
 from measure.histogram import GAP_S, WAIT_S, HistogramCounts, add_value, add_values, empty_counts
 from tap.ipc.messages import (
     STATS_INTERVAL_S,
+    CapturedExchange,
     EngineChanged,
-    ExchangeCopy,
     Progress,
     Ready,
     RecorderSetup,
@@ -30,11 +30,11 @@ from tap.ipc.messages import (
     Refused,
     RequestCount,
     encode_frame,
-    say,
+    log_line,
 )
 from tap.prompts.enginetokenizer import EngineTokenizer
 from tap.prompts.prompt import prompt_hasher
-from tap.recorder.recording import MadeRecord, RecordMaker
+from tap.recorder.recording import RecordBuilder, RecordResult
 from tap.recorder.segments import SegmentedTrace
 from tap.recorder.upload import Uploader
 from tracefile.hashing.hashkey import HashKey
@@ -45,12 +45,12 @@ from tracefile.storage.segments import manifest_path
 from wire.process import parent_socket, split_frames
 
 READ_BYTES = 1 << 20
-"""Most bytes read from a worker before the others have their turn."""
+"""Largest read from one worker, so that all workers are served in turn."""
 BACKLOG = 128
 
 
 class Inbox:
-    """Frames from the supervisor and all workers. Frames that a worker wrote are read even if both are gone."""
+    """Frames from the supervisor and all workers. Frames are read to the end even after their sender has exited."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -60,7 +60,7 @@ class Inbox:
         self._selector.register(control, selectors.EVENT_READ)
 
     def listen(self, path: str) -> None:
-        """Let workers connect to a unix socket at ``path``; replace that of an earlier recorder."""
+        """Listen for workers on a unix socket at ``path``; replace the socket of an earlier recorder."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         self._listener = socket.socket(socket.AF_UNIX)
@@ -70,7 +70,7 @@ class Inbox:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def batches(self, idle_s: float) -> Iterator[list[bytes]]:
-        """Yield the payloads that each read completes, none after an idle time; end when all sides have closed."""
+        """Yield the batch of payloads of each read, and an empty batch after ``idle_s``, until all sides close."""
         while self._control in self._buffers or self._workers_left():
             ready = self._selector.select(idle_s)
             if not ready:
@@ -96,7 +96,7 @@ class Inbox:
                 self._selector.register(worker, selectors.EVENT_READ)
 
     def _read(self, sock: socket.socket) -> list[bytes]:
-        """Return the frames that one read completes; at the end close the socket and drop an incomplete frame."""
+        """Return the frames that one read completes; at end of stream close the socket and drop an incomplete frame."""
         try:
             data = sock.recv(READ_BYTES)
         except ConnectionError:
@@ -113,13 +113,13 @@ class Inbox:
 
 
 MAX_KINDS = 1_000
-"""Kinds of requests counted apart; a bound, since paths may vary endlessly."""
+"""Bound of the label sets of ``kvtape_tap_requests_total``: paths may vary endlessly."""
 _WAIT_MS = tuple(bound * 1e3 for bound in WAIT_S)
 _GAP_MS = tuple(bound * 1e3 for bound in GAP_S)
 
 
 class RecordMeter:
-    """Numbers of records for the admin process."""
+    """Request counts, TTFT and ITL histograms and token totals for the admin pages."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, Status, int, str], int] = {}
@@ -153,18 +153,18 @@ IDLE_S = 0.2
 REPORT_INTERVAL_S = 0.5
 UPLOAD_AT_END_S = 20.0
 RELINKED_RECORDS = 50_000
-"""Records of a resumed trace by which conversations keep their sessions."""
+"""Last records of a resumed trace that are matched with new prompts, so that conversations keep their sessions."""
 GC_ALLOCATIONS = 20_000
 BEHIND_NS = 1_000_000_000
-"""Age of an exchange at which the recorder takes a share of a core that a worker would use up."""
+"""Lag of the recorder from which it competes with the workers for a core."""
 NICENESS = 10
-"""Without a spare core, the workers go first; how much of it is left for a recorder that is behind."""
+"""Nice value of the recorder: without an idle core, workers have priority over a recorder that is behind."""
 
-decode_message = msgspec.msgpack.Decoder(RecorderSetup | ExchangeCopy | EngineChanged).decode
+decode_message = msgspec.msgpack.Decoder(RecorderSetup | CapturedExchange | EngineChanged).decode
 
 
 class Recorder:
-    """A trace being written: from exchanges to records, with counts of both."""
+    """Writer of a trace: builds a record with token counts, TTFT and block hashes from each exchange."""
 
     def __init__(self, setup: RecorderSetup) -> None:
         key, settings = HashKey(setup.key_secret), setup.settings
@@ -186,14 +186,14 @@ class Recorder:
             uploads=settings.upload is not None,
         )
         self._sessions = SessionIndex(setup.block_size, engine_block_size=_block_size(setup.meta.engine))
-        found_before = self._trace.recorded if setup.carry.found is None else setup.carry.found
-        self._before = min(found_before, self._trace.recorded)
-        """Records of earlier runs in the files."""
-        found = list(self._trace.last_records(RELINKED_RECORDS)) if self._trace.recorded else []
+        earlier_count = self._trace.recorded if setup.carry.earlier_records is None else setup.carry.earlier_records
+        self._before = min(earlier_count, self._trace.recorded)
+        """Records of earlier runs in the trace files."""
+        earlier = list(self._trace.last_records(RELINKED_RECORDS)) if self._trace.recorded else []
         epoch_ns = setup.carry.epoch_ns
         if epoch_ns is None:
-            epoch_ns = _epoch_ns(setup, self._trace, found)
-        self._maker = RecordMaker(
+            epoch_ns = _epoch_ns(setup, self._trace, earlier)
+        self._builder = RecordBuilder(
             key,
             hasher,
             epoch_ns=epoch_ns,
@@ -203,52 +203,52 @@ class Recorder:
             dialect=setup.dialect,
             max_body_bytes=settings.max_body_bytes,
         )
-        for record in found:
+        for record in earlier:
             self._sessions.recall(record)
-            self._maker.remember(record.request_id)
+            self._builder.remember(record.request_id)
         self._meter = RecordMeter()
-        self._taken = copy.deepcopy(setup.carry)
-        """Counts of the exchanges taken; ``_flushed`` lags behind by the records not yet in the files."""
-        self._taken.found, self._taken.epoch_ns = self._before, epoch_ns
+        self._counts = copy.deepcopy(setup.carry)
+        """Counts of the received exchanges. ``_flushed`` holds the counts of records that are in the files."""
+        self._counts.earlier_records, self._counts.epoch_ns = self._before, epoch_ns
         self._dropped = Counter(setup.carry.dropped)
-        self._count_unreported(found)
-        self._flushed = copy.deepcopy(self._taken)
+        self._count_unreported(earlier)
+        self._flushed = copy.deepcopy(self._counts)
         self._is_news = False
         for sentence in self._trace.repaired:
-            say(sentence)
+            log_line(sentence)
 
-    def take(self, exchange: ExchangeCopy) -> None:
-        """Record an exchange; a failure is counted by its kind, and the next exchange is taken."""
+    def record(self, exchange: CapturedExchange) -> None:
+        """Record an exchange; a failure is counted by its kind, and recording continues."""
         self._is_news = True
-        self._taken.received += 1
+        self._counts.received += 1
         try:
-            made = self._maker.make(exchange)
-            record = self._sessions.link(made.record, made.chat_ids)
+            result = self._builder.build(exchange)
+            record = self._sessions.link(result.record, result.chat_ids)
             self._meter.observe(record)
             self._trace.write(record)
         except InputError:
             self._dropped["trace_unwritable"] += 1
-        except Exception as error:  # an odd exchange must not cost the others; its kind is counted
+        except Exception as error:  # one malformed exchange must not stop the recorder
             self._dropped[f"recorder_failed:{type(error).__name__}"] += 1
         else:
-            self._count(made)
+            self._count(result)
 
     def change_engine(self, engine: Engine | None) -> None:
         self._trace.change_meta(msgspec.structs.replace(self._trace.meta, engine=engine))
         self._sessions.engine_block_size = _block_size(engine) or self._sessions.block_size
 
     def tick(self) -> bool:
-        """Write what was taken, and do what is due; return True if the counts have changed."""
+        """Flush records, rotate and upload segments; return True if the counts have changed."""
         self._trace.replace_lost_file()
         news = self._is_news or self._trace.failing
         if news and self._trace.flush():
             self._is_news = False
-            self._flushed = copy.deepcopy(self._taken)
+            self._flushed = copy.deepcopy(self._counts)
         news = self._account_for_lost_files() or news
         if self._trace.rotate_if_due():
             news = True
             if gone := self._trace.delete_expired():
-                say(f"--keep: deleted {', '.join(gone)}")
+                log_line(f"--keep: deleted {', '.join(gone)}")
         return self._follow_uploads() or news
 
     def progress(self) -> Progress:
@@ -256,25 +256,25 @@ class Recorder:
         return msgspec.structs.replace(
             self._flushed,
             hashed=min(self._flushed.hashed, recorded),
-            received=self._taken.received,
+            received=self._counts.received,
             dropped=dict(self._dropped),
-            found=self._before,
+            earlier_records=self._before,
             recorded=recorded,
             segments=self._trace.segments,
             deleted=self._trace.deleted,
             uploaded=sum(segment.uploaded is not None for segment in self._trace.manifest.segments),
-            upload_failed=self._taken.upload_failed + (self._uploader.failed if self._uploader is not None else 0),
+            upload_failed=self._counts.upload_failed + (self._uploader.failed if self._uploader is not None else 0),
             writing=not self._trace.failing,
             numbers=self._meter.numbers(),
         )
 
     def close(self) -> Progress:
-        whole = self._trace.close()
+        complete = self._trace.close()
         self._account_for_lost_files()
         recorded = self._recorded()
-        if not whole:
-            self._dropped["trace_unwritable"] += self._taken.recorded - recorded
-        self._flushed = self._taken
+        if not complete:
+            self._dropped["trace_unwritable"] += self._counts.recorded - recorded
+        self._flushed = self._counts
         self._flushed.hashed = min(self._flushed.hashed, recorded)
         return self.progress()
 
@@ -282,9 +282,9 @@ class Recorder:
         self._follow_uploads()
         if self._uploader is not None:
             deadline_s = time.monotonic() + UPLOAD_AT_END_S
-            self._uploader.settle(UPLOAD_AT_END_S)
-            self._follow_uploads()  # the manifest goes last, and says where its segments are
-            self._uploader.settle(max(0.0, deadline_s - time.monotonic()))
+            self._uploader.flush(UPLOAD_AT_END_S)
+            self._follow_uploads()  # the manifest is last: it lists the URLs of its segments
+            self._uploader.flush(max(0.0, deadline_s - time.monotonic()))
             self._follow_uploads()
         return self.progress()
 
@@ -292,51 +292,51 @@ class Recorder:
         return self._trace.recorded - self._before
 
     def _account_for_lost_files(self) -> bool:
-        """Take the records of files that others deleted, moved or changed out of the counts of the trace."""
+        """Subtract the records of files that another process deleted, moved or changed."""
         lost_files = self._trace.lost_files()
         for lost in lost_files:
-            say(f"WARNING: {lost}")
+            log_line(f"WARNING: {lost}")
             lost_before = min(self._before, lost.inherited)
             self._before -= lost_before
             self._lose(lost.records - lost_before)
         return bool(lost_files)
 
     def _lose(self, records: int) -> None:
-        """Count records of this run as lost; what is known of them all, such as the hashed ones, in proportion."""
+        """Count records of this run as lost; subtract hashed and checked prompts in proportion."""
         if records:
-            taken = self._taken
-            share = 1 - records / max(records, taken.recorded)
-            taken.recorded -= records
+            counts = self._counts
+            share = 1 - records / max(records, counts.recorded)
+            counts.recorded -= records
             self._dropped["trace_lost"] += records
-            taken.hashed = round(taken.hashed * share)
-            taken.prompt_counts_checked = round(taken.prompt_counts_checked * share)
-            taken.prompt_counts_matched = round(taken.prompt_counts_matched * share)
-            taken.unhashed = {reason: round(count * share) for reason, count in taken.unhashed.items()}
+            counts.hashed = round(counts.hashed * share)
+            counts.prompt_counts_checked = round(counts.prompt_counts_checked * share)
+            counts.prompt_counts_matched = round(counts.prompt_counts_matched * share)
+            counts.unhashed = {reason: round(count * share) for reason, count in counts.unhashed.items()}
 
-    def _count(self, made: MadeRecord) -> None:
-        taken = self._taken
-        taken.recorded += 1
-        if made.record.block_hashes is None:
-            reason = made.unhashed or "unknown"
-            taken.unhashed[reason] = taken.unhashed.get(reason, 0) + 1
+    def _count(self, result: RecordResult) -> None:
+        counts = self._counts
+        counts.recorded += 1
+        if result.record.block_hashes is None:
+            reason = result.unhashed or "unknown"
+            counts.unhashed[reason] = counts.unhashed.get(reason, 0) + 1
         else:
-            taken.hashed += 1
-        if made.prompt_count_matches is not None:
-            taken.prompt_counts_checked += 1
-            taken.prompt_counts_matched += made.prompt_count_matches
+            counts.hashed += 1
+        if result.prompt_count_matches is not None:
+            counts.prompt_counts_checked += 1
+            counts.prompt_counts_matched += result.prompt_count_matches
 
-    def _count_unreported(self, found: Sequence[Record]) -> None:
-        """Count the records that an earlier recorder had written and not reported: the last ones of ``found``."""
-        taken = self._taken
+    def _count_unreported(self, earlier: Sequence[Record]) -> None:
+        """Count the last records of ``earlier``, which a crashed recorder had written but not reported."""
+        counts = self._counts
         recorded = self._recorded()
-        unreported = found[len(found) - max(0, recorded - taken.recorded) :]
+        unreported = earlier[len(earlier) - max(0, recorded - counts.recorded) :]
         hashed = sum(record.block_hashes is not None for record in unreported)
-        self._lose(max(0, taken.recorded - recorded))
-        taken.recorded = recorded
-        taken.hashed += hashed
+        self._lose(max(0, counts.recorded - recorded))
+        counts.recorded = recorded
+        counts.hashed += hashed
         if hashed < len(unreported):
             reason = "recorder_restarted"
-            taken.unhashed[reason] = taken.unhashed.get(reason, 0) + len(unreported) - hashed
+            counts.unhashed[reason] = counts.unhashed.get(reason, 0) + len(unreported) - hashed
 
     def _follow_uploads(self) -> bool:
         if self._uploader is None:
@@ -357,17 +357,17 @@ def _block_size(engine: Engine | None) -> int | None:
     return None if engine is None else engine.block_size
 
 
-def _epoch_ns(setup: RecorderSetup, trace: SegmentedTrace, found: Sequence[Record]) -> int:
-    """Return the monotonic clock at the trace's t = 0; a resumed trace's may precede this machine's start.
+def _epoch_ns(setup: RecorderSetup, trace: SegmentedTrace, earlier: Sequence[Record]) -> int:
+    """Return the monotonic clock at the trace's t = 0, which may precede this machine's boot in a resumed trace.
 
-    The wall clock tells how long ago it was. If that clock was set back since, the trace continues at the end of
-    the earlier runs: time never runs backwards in it.
+    The wall clock gives the time since t = 0. If the wall clock was set back, the trace continues at the end of the
+    earlier runs, so that arrival times never decrease.
     """
-    ours, theirs = setup.meta.epoch_unix_ns, trace.meta.epoch_unix_ns
-    if ours is None or theirs is None or ours == theirs:
+    started_ns, trace_ns = setup.meta.epoch_unix_ns, trace.meta.epoch_unix_ns
+    if started_ns is None or trace_ns is None or started_ns == trace_ns:
         return setup.epoch_ns
-    ended_ms = max((record.end_ms() or record.arrival_ms or 0.0 for record in found), default=0.0)
-    return setup.epoch_ns - max(ours - theirs, round(ended_ms * 1e6))
+    ended_ms = max((record.end_ms() or record.arrival_ms or 0.0 for record in earlier), default=0.0)
+    return setup.epoch_ns - max(started_ns - trace_ns, round(ended_ms * 1e6))
 
 
 def record_exchanges(sock: socket.socket) -> None:
@@ -383,25 +383,25 @@ def record_exchanges(sock: socket.socket) -> None:
         return
     if setup.socket:
         inbox.listen(setup.socket)
-    # All objects so far stay, and records leave no cycles behind: there is little to collect.
+    # All objects so far stay, and records create no reference cycles: there is little to collect.
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, 20, 20)
-    with contextlib.suppress(OSError):  # the supervisor was told to end meanwhile
+    with contextlib.suppress(OSError):  # the supervisor has exited meanwhile
         sock.sendall(encode_frame(Ready()) + encode_frame(recorder.progress()))
     on_idle_cores(_record_until_closed(recorder, sock, messages))
 
 
 def _record_until_closed(
-    recorder: Recorder, sock: socket.socket, messages: Iterator[list[RecorderSetup | ExchangeCopy | EngineChanged]]
+    recorder: Recorder, sock: socket.socket, messages: Iterator[list[RecorderSetup | CapturedExchange | EngineChanged]]
 ) -> Iterator[bool]:
-    """Yield after each batch whether its last exchange had ended long ago; then close the trace."""
+    """Yield after each batch whether the recorder is behind (``BEHIND_NS``); then close the trace."""
     ticked_s = reported_s = time.monotonic()
     for batch in messages:
         ended_ns = None
         for message in batch:
-            if isinstance(message, ExchangeCopy):
-                recorder.take(message)
+            if isinstance(message, CapturedExchange):
+                recorder.record(message)
                 ended_ns = message.end_ns
             elif isinstance(message, EngineChanged):
                 recorder.change_engine(message.engine)
@@ -417,28 +417,28 @@ def _record_until_closed(
 
 
 def _report(sock: socket.socket, progress: Progress) -> None:
-    """Send counts; a killed supervisor misses them, and its workers' exchanges are written all the same."""
+    """Send counts to the supervisor. Without a supervisor, exchanges are still written."""
     with contextlib.suppress(OSError):
         sock.sendall(encode_frame(progress))
 
 
 def on_idle_cores(steps: Iterator[bool]) -> None:
-    """Do all steps on a thread that never makes a worker on its core wait; while a step is behind, on this one.
+    """Run the steps on a SCHED_IDLE thread, which never delays a worker; while the recorder is behind, on this thread.
 
-    Linux preempts a SCHED_IDLE thread as soon as another of its session or container wakes, and an unprivileged thread
-    cannot leave that class. So there are two threads, one at work at a time.
+    Linux preempts a SCHED_IDLE thread as soon as another thread of its session or container wakes, and an unprivileged
+    thread cannot leave that class. So there are two threads, and only one of them runs at a time.
     """
-    with ThreadPoolExecutor(1, "idle", initializer=_leave_cores_to_others) as idle:
+    with ThreadPoolExecutor(1, "idle", initializer=_use_idle_cores) as idle:
         while idle.submit(_advance, steps, False).result() and _advance(steps, True):
             pass
 
 
 def _advance(steps: Iterator[bool], behind: bool) -> bool:
-    """Do steps, one at least, for as long as they are ``behind``, or are not; return False after the last."""
+    """Run steps, at least one, until their state differs from ``behind``; return False after the last step."""
     return any(is_behind != behind for is_behind in steps)
 
 
-def _leave_cores_to_others() -> None:
+def _use_idle_cores() -> None:
     if hasattr(os, "SCHED_IDLE"):
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -448,12 +448,12 @@ def main(argv: Sequence[str]) -> int:
     sock = parent_socket(argv)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-        if hasattr(os, "SCHED_BATCH"):  # on Linux: a frame that wakes the recorder does not preempt a worker
+        if hasattr(os, "SCHED_BATCH"):  # on Linux, waking the recorder then does not preempt a worker
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
         with sock:
             record_exchanges(sock)
-    except Exception as error:  # a traceback could quote a request; the supervisor notices the end
+    except Exception as error:  # a traceback could quote a prompt; the supervisor restarts the process
         print(f"tap: the recorder process failed ({failure_words(error)})", file=sys.stderr)
         return 1
     return 0

@@ -1,7 +1,7 @@
-"""The trace as the recorder writes it: a file, or segments closed by size and age; resumed after a crash.
+"""Trace writer of the recorder: one file, or segments rotated by size and age; resumes after a crash.
 
-Records counted as recorded are in the files. On a full disk new records are refused and no accepted one is lost: every
-flush tries again, and recording continues once there is room.
+Records counted as recorded are in the files. On a full disk, new records are refused and no accepted record is lost:
+every flush retries, and recording continues once there is space.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from tap.recorder.opensegment import LostFile, OpenSegment
-from tap.recorder.resumption import described, records_of, resume_file, resume_segments
+from tap.recorder.resumption import records_of, resume_file, resume_segments, segment_of
 from tracefile.records.encoding import encode_meta, encode_record
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
@@ -32,7 +32,7 @@ from tracefile.storage.segments import (
 )
 
 AGED_AT_ONCE = 2
-"""Most segments deleted when one closes: a clock that jumps ahead deletes no whole trace at once."""
+"""Most segments deleted per rotation, so that a clock jump cannot delete the complete trace."""
 
 
 def expired_segments(
@@ -44,9 +44,9 @@ def expired_segments(
 ) -> list[Segment]:
     """Return the closed segments to delete by ``--keep``, oldest first.
 
-    A segment is old only by two clocks: the trace's own, which is monotonic while a tap runs, and the file's time of
-    change. The newest closed segment stays. So does one without write permission (``chmod a-w``), and one that is to be
-    uploaded and is not yet.
+    A segment expires only by two clocks: the trace's clock, which is monotonic while a tap runs, and the file's
+    modification time. The newest closed segment, segments without write permission (``chmod a-w``) and segments that
+    wait for their upload are kept.
     """
 
     def is_old(segment: Segment, newest: Segment) -> bool:
@@ -56,16 +56,16 @@ def expired_segments(
         about = (folder / segment.name).stat()
         return bool(about.st_mode & stat.S_IWUSR) and time.time() - about.st_mtime > keep_s
 
-    there = [segment for segment in segments if not segment.deleted and (folder / segment.name).is_file()]
-    free = [segment for segment in there[:-1] if segment.uploaded is not None or not uploads]
-    return [segment for segment in free if is_old(segment, there[-1])][:AGED_AT_ONCE]
+    existing = [segment for segment in segments if not segment.deleted and (folder / segment.name).is_file()]
+    free = [segment for segment in existing[:-1] if segment.uploaded is not None or not uploads]
+    return [segment for segment in free if is_old(segment, existing[-1])][:AGED_AT_ONCE]
 
 
 class SegmentedTrace:
-    """A trace written by one thread; without ``rotate_bytes`` and ``rotate_s`` it is one file.
+    """Trace written by one thread; without ``rotate_bytes`` and ``rotate_s`` a single file.
 
-    With ``resume`` it continues the existing trace: torn files are repaired, their records count as ``recorded``, and
-    ``meta`` has that trace's epoch. Raises InputError if it cannot be written, or does not continue the existing trace.
+    With ``resume``, the existing trace is continued: truncated files are repaired, their records count as ``recorded``,
+    and ``meta`` has the epoch of the existing trace. Raises InputError if the trace cannot be written or continued.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class SegmentedTrace:
         self.path = Path(path)
         self.meta = meta
         self.recorded = 0
-        """Records in the files, those of earlier writers included."""
+        """Records in the files, records of earlier runs included."""
         self.problem: InputError | None = None
-        """Error of the last attempt to write. Null: it succeeded."""
+        """Error of the last write. None: it succeeded."""
         self.repaired: list[str] = []
         self.manifest = Manifest(epoch_unix_ns=meta.epoch_unix_ns)
         self._rotate_bytes, self._rotate_s = rotate_bytes, rotate_s
@@ -93,12 +93,12 @@ class SegmentedTrace:
         self._keep_s, self._uploads = keep_s, uploads
         self._segment: OpenSegment | None = None
         self._ending = False
-        """The open segment's stream has ended; its last bytes, its name or its manifest entry are missing."""
+        """True: the stream of the open segment has ended, but its last bytes, rename or manifest entry are missing."""
         self._manifest_is_old = False
         self._number = 0
         self._closed = False
-        self._taken = 0
-        """Records taken, in the files or not."""
+        self._accepted = 0
+        """Accepted records, in the files or not."""
         self._lost: list[LostFile] = []
         if not (resume and self._resume()):
             self._start_new(overwrite=overwrite)
@@ -117,22 +117,22 @@ class SegmentedTrace:
 
     @property
     def deleted(self) -> int:
-        """Segments that retention has deleted; their records count as recorded."""
+        """Number of segments deleted by ``--keep``; their records count as recorded."""
         return sum(segment.deleted for segment in self.manifest.segments)
 
     def write(self, record: Record) -> None:
-        """Take a record; raises InputError only if it was refused."""
+        """Accept a record; raises InputError only if the record is refused."""
         segment = self._segment
         if segment is None or self.failing:
-            raise self.problem or InputError(f"{self.path}: cannot write; expected room for the trace")
-        segment.take(encode_record(record), record.arrival_ms)
-        self._taken += 1
+            raise self.problem or InputError(f"{self.path}: cannot write; expected disk space for the trace")
+        segment.add_line(encode_record(record), record.arrival_ms)
+        self._accepted += 1
 
     def flush(self) -> bool:
-        """Write all records taken to the files; False if the disk refuses, see ``problem``."""
+        """Write all accepted records to the files; return False if the write fails (``problem``)."""
         self.replace_lost_file()
         try:
-            self._mend_state()
+            self._repair_state()
             assert self._segment is not None
             self._segment.compress()
             self._segment.file.sync()
@@ -140,20 +140,20 @@ class SegmentedTrace:
             self.problem = error
             return False
         self.problem = None
-        self.recorded = self._taken
+        self.recorded = self._accepted
         return True
 
     def replace_lost_file(self) -> None:
-        """Close the open file if another process deleted, moved or changed it: the next flush begins a new one."""
+        """Close the open file if another process deleted, moved or changed it; the next flush starts a new file."""
         segment = self._segment
         if segment is None or segment.file.is_unchanged():
             return
         if self._ending and not self.path.parent.exists():
-            return  # a file system that is away: the segment gets its name when that is back
+            return  # the file system is unmounted: the segment is renamed after the next mount
         segment.file.set_aside()
         self._segment, self._ending, self._manifest_is_old = None, False, self._rotates
-        self._taken -= segment.records
-        self.recorded = self._taken
+        self._accepted -= segment.records
+        self.recorded = self._accepted
         self._lost.append(LostFile(segment.file.path, segment.inherited, segment.records))
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,24 +170,24 @@ class SegmentedTrace:
         try:
             self._end_segment()
             self.replace_lost_file()
-            self._mend_state()
+            self._repair_state()
         except InputError as error:
             self.problem = error
         return True
 
     def delete_expired(self) -> list[str]:
-        """Delete closed segments of the age of ``keep_s``; return their names."""
-        gone: list[str] = []
+        """Delete closed segments older than ``keep_s``; return their names."""
+        deleted_names: list[str] = []
         if self._keep_s is None:
-            return gone
-        with contextlib.suppress(OSError):  # others deleted one meanwhile: the next rotation looks again
+            return deleted_names
+        with contextlib.suppress(OSError):  # another process deleted a segment: the next rotation retries
             for segment in expired_segments(
                 self.manifest.segments, self.path.parent, self._keep_s, uploads=self._uploads
             ):
                 self.path.with_name(segment.name).unlink()
-                gone.append(segment.name)
-        self._replace_listed(gone, deleted=True)
-        return gone
+                deleted_names.append(segment.name)
+        self._replace_listed(deleted_names, deleted=True)
+        return deleted_names
 
     def change_meta(self, meta: Meta) -> None:
         self.replace_lost_file()
@@ -203,7 +203,7 @@ class SegmentedTrace:
 
     def close(self) -> bool:
         if self._closed:
-            return self.recorded == self._taken
+            return self.recorded == self._accepted
         self._closed = True
         self.replace_lost_file()
         segment = self._segment
@@ -217,9 +217,9 @@ class SegmentedTrace:
             self._finish_ending()
         except InputError as error:
             self.problem = error
-            self._keep_what_is_whole()
-            return self.recorded == self._taken
-        self.recorded = self._taken
+            self._truncate_to_complete_records()
+            return self.recorded == self._accepted
+        self.recorded = self._accepted
         with contextlib.suppress(InputError):
             self._save_manifest()
         return True
@@ -228,7 +228,7 @@ class SegmentedTrace:
         self._replace_listed([name], uploaded=where)
 
     def last_records(self, count: int) -> Iterator[Record]:
-        """Yield at least the last ``count`` records of closed files, in order; fewer if there are fewer."""
+        """Yield at least the last ``count`` records of closed files, in order, or all if there are fewer."""
         if not self._rotates:
             yield from records_of(self.path, skipped=self.recorded - count)
             return
@@ -241,11 +241,11 @@ class SegmentedTrace:
                 yield from records_of(path)
 
     def check_integrity(self) -> None:
-        assert self.recorded <= self._taken
+        assert self.recorded <= self._accepted
         assert self._segment is not None or not self._ending
         if not self._closed:
-            held = sum(segment.records for segment in self.manifest.segments)
-            assert held + (self._segment.records if self._segment is not None else 0) == self._taken
+            closed = sum(segment.records for segment in self.manifest.segments)
+            assert closed + (self._segment.records if self._segment is not None else 0) == self._accepted
 
     # Segments, one after another.
 
@@ -257,7 +257,7 @@ class SegmentedTrace:
         return self._rotate_s is not None and time.monotonic() - segment.first_at >= self._rotate_s
 
     def _open(self, *, overwrite: bool = False) -> OpenSegment:
-        """Begin the next segment, or the trace's one file."""
+        """Open the next segment, or the single file of the trace."""
         if self._rotates:
             path = segment_path(self.path, self._number + 1)
             file = new_trace_file(part_path(path), overwrite=True, name=path.name)
@@ -270,21 +270,21 @@ class SegmentedTrace:
         return self._segment
 
     def _end_segment(self) -> None:
-        """End the stream of the open segment; ``_finish_ending`` writes the rest that the disk refuses."""
+        """End the stream of the open segment; ``_finish_ending`` retries failed writes."""
         assert self._segment is not None
         self._segment.compress()
         self._ending = True
         self._segment.file.finish()
 
-    def _mend_state(self) -> None:
-        """Complete interrupted work, up to an open segment; raises InputError if the disk still refuses."""
+    def _repair_state(self) -> None:
+        """Finish interrupted writes and open a segment; raises InputError if the write fails again."""
         self._finish_ending()
         self._save_manifest()
         if self._segment is None:
             self._open().file.sync()
 
     def _finish_ending(self) -> None:
-        """Close an ended segment: all of it on disk, under its name, in the manifest."""
+        """Close an ended segment: sync the file, rename it and list it in the manifest."""
         if not self._ending or self._segment is None:
             return
         segment = self._segment
@@ -297,7 +297,7 @@ class SegmentedTrace:
                 raise InputError(f"{segment.path}: {error.strerror or error}; expected a writable folder") from error
         self._segment, self._ending = None, False
         segment.file.abandon()
-        self.recorded = self._taken
+        self.recorded = self._accepted
         if self._rotates:
             self.manifest.segments.append(segment.listed())
             self._manifest_is_old = True
@@ -306,7 +306,8 @@ class SegmentedTrace:
         if not names:
             return
         self.manifest.segments = [
-            msgspec.structs.replace(one, **changes) if one.name in names else one for one in self.manifest.segments
+            msgspec.structs.replace(segment, **changes) if segment.name in names else segment
+            for segment in self.manifest.segments
         ]
         self._manifest_is_old = True
         with contextlib.suppress(InputError):
@@ -319,11 +320,11 @@ class SegmentedTrace:
         try:
             write_manifest(path, self.manifest)
         except OSError as error:
-            raise InputError(f"{path}: {error.strerror or error}; expected room for the manifest") from error
+            raise InputError(f"{path}: {error.strerror or error}; expected disk space for the manifest") from error
         self._manifest_is_old = False
 
-    def _keep_what_is_whole(self) -> None:
-        """Cut the file after its last complete record when the disk refuses to the end, and count its records."""
+    def _truncate_to_complete_records(self) -> None:
+        """Truncate the file after its last complete record if writes fail to the end, and count its records."""
         segment = self._segment
         if segment is None:
             return
@@ -331,26 +332,26 @@ class SegmentedTrace:
         self._segment = None
         path = part_path(segment.path) if self._rotates else segment.path
         with contextlib.suppress(InputError):
-            whole = repair(path).records
-            self.recorded = self._taken - segment.records + whole if self._rotates else whole
+            records = repair(path).records
+            self.recorded = self._accepted - segment.records + records if self._rotates else records
         if self._rotates:
             with contextlib.suppress(InputError, OSError):
                 rename_durably(path, segment.path)
-                self.manifest.segments.append(described(segment.path))
+                self.manifest.segments.append(segment_of(segment.path))
                 self._manifest_is_old = True
                 self._save_manifest()
 
-    # How a trace begins, and begins again.
+    # Start and resumption of a trace.
 
     def _start_new(self, *, overwrite: bool) -> None:
         if self._rotates:
-            there = segments_there(self.path)
-            if there and not overwrite:
+            existing = segments_there(self.path)
+            if existing and not overwrite:
                 raise InputError(
-                    f"{self.path}: {len(there)} segments are there already, from {there[0].name} on; "
+                    f"{self.path}: {len(existing)} segments exist already, from {existing[0].name} on; "
                     "expected none, --resume or --overwrite"
                 )
-            for path in (*there, manifest_path(self.path)):
+            for path in (*existing, manifest_path(self.path)):
                 path.unlink(missing_ok=True)
             self._manifest_is_old = True
             self._save_manifest()
@@ -362,15 +363,16 @@ class SegmentedTrace:
             raise
 
     def _resume(self) -> bool:
-        found = (resume_segments if self._rotates else resume_file)(self.path, self.meta)
-        if found is None:
+        resumption = (resume_segments if self._rotates else resume_file)(self.path, self.meta)
+        if resumption is None:
             return False
-        self.meta, self.repaired, self.recorded, self._taken = found.meta, found.repaired, found.records, found.records
+        self.meta, self.repaired = resumption.meta, resumption.repaired
+        self.recorded = self._accepted = records = resumption.records
         if self._rotates:
-            self.manifest, self._number, self._manifest_is_old = found.manifest, found.number, True
+            self.manifest, self._number, self._manifest_is_old = resumption.manifest, resumption.number, True
             self.flush()
         else:
-            self._segment = OpenSegment(append_to(self.path), self.path, records=found.records, inherited=found.records)
-            if found.says_something_new:
+            self._segment = OpenSegment(append_to(self.path), self.path, records=records, inherited=records)
+            if resumption.header_changed:
                 self._segment.file.add(encode_meta(self.meta))
         return True

@@ -1,6 +1,6 @@
-"""Upload of closed segments to ``--upload``, a URL that fsspec knows, by a thread that repeats until they are there.
+"""Upload of closed segments to ``--upload``, an fsspec URL, by a thread that retries until the upload succeeds.
 
-Credentials come from the places of the storage's own library, never from a flag. Local files are kept.
+Credentials come from the configuration of the storage library, never from a flag. Local files are kept.
 """
 
 import threading
@@ -9,7 +9,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from tap.ipc.messages import say
+from tap.ipc.messages import log_line
 from tracefile.records.errors import InputError
 from tracefile.storage.remote import bare_url, file_system
 
@@ -22,11 +22,11 @@ class Uploaded(NamedTuple):
 
     name: str
     where: str
-    """Its URL, without credentials."""
+    """URL of the segment, without credentials."""
 
 
 class TruncatedUploadError(Exception):
-    """The copy is shorter or longer than the segment."""
+    """The uploaded file differs in size from the segment."""
 
 
 class Uploader:
@@ -43,7 +43,7 @@ class Uploader:
         threading.Thread(target=self._send_all, name="trace-upload", daemon=True).start()
 
     def offer(self, path: Path, *, again: bool = False) -> None:
-        """Upload a file unless it was offered before; ``again``: even so, since it has another content now."""
+        """Queue a file unless it was queued before. ``again``: queue it again, since its content has changed."""
         if again or path not in self._offered:
             self._offered.add(path)
             self._waiting.put(path)
@@ -51,8 +51,8 @@ class Uploader:
     def uploaded(self) -> list[Uploaded]:
         return [self._uploaded.get() for _ in range(self._uploaded.qsize())]
 
-    def settle(self, timeout_s: float) -> None:
-        """Upload what waits, for at most ``timeout_s``, with no long pause before a further try."""
+    def flush(self, timeout_s: float) -> None:
+        """Upload the queued files, for at most ``timeout_s``, with short waits between retries."""
         self._deadline = time.monotonic() + timeout_s
         self._ending.set()
         sent = threading.Event()
@@ -72,20 +72,20 @@ class Uploader:
         while time.monotonic() < self._deadline and path.exists():
             try:
                 self._uploaded.put(Uploaded(path.name, self._send(path)))
-            except Exception as error:  # storage libraries raise any error; the segment stays and is tried again
+            except Exception as error:  # storage libraries raise any error; the upload is retried
                 self.failed += 1
-                if wait_s == FIRST_WAIT_S:  # the text of an error may hold a credential, its kind does not
-                    say(f"{path.name} cannot be uploaded ({type(error).__name__}); it is kept and tried again")
+                if wait_s == FIRST_WAIT_S:  # without the error's text, which may hold a credential
+                    log_line(f"{path.name}: upload failed ({type(error).__name__}); the file is kept and retried")
                 if self._ending.wait(wait_s):
                     time.sleep(FIRST_WAIT_S)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
             else:
                 if wait_s > FIRST_WAIT_S:
-                    say(f"{path.name} is uploaded")
+                    log_line(f"{path.name}: uploaded")
                 return
 
     def _send(self, path: Path) -> str:
-        """Copy a file; return its URL once all of it is there."""
+        """Copy a file, check the size of the copy and return its URL."""
         target = f"{self._folder}/{path.name}"
         self._files.put_file(str(path), target)
         self._files.invalidate_cache(self._folder)

@@ -1,1 +1,1 @@
-"""The supervisor: starts, restarts and drains the processes of the tap, and accounts for every request."""
+"""Supervisor: starts, restarts and drains the processes of the tap, and accounts for every request."""

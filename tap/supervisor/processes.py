@@ -1,6 +1,6 @@
-"""Child processes of the tap: workers and recorder. One that ends unasked is started again, after a growing wait.
+"""Child processes of the tap: workers and recorder. A crashed child is restarted with exponential backoff.
 
-A setup comes over a socket pair, so no secret is on a command line or in an environment.
+Setup messages are sent over a socket pair, so that no secret is on a command line or in an environment.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tap.ipc.messages import (
     Reload,
     WorkerSetup,
     WorkerStats,
-    say,
+    log_line,
 )
 from tap.ipc.sharedmemory import UpstreamBoard
 from tap.supervisor.account import Ledger
@@ -39,18 +39,18 @@ START_TIMEOUT_S = 120.0
 BACKOFF_S = 1.0
 MAX_BACKOFF_S = 30.0
 LONG_LIFE_S = 60.0
-"""After a life this long, an end counts as the first."""
+"""Uptime after which the backoff is reset."""
 REAP_S = 2.0
 
 _replies = msgspec.msgpack.Decoder(Ready | Refused | Drained | Progress | WorkerStats)
 
 
 def ignore(_: Any = None) -> None:
-    """Do nothing with a message."""
+    """Ignore a message."""
 
 
 class RestartingChild:
-    """A child process that is kept running; its channel ends when it does."""
+    """A child process that is restarted after a crash. The channel ends with the process."""
 
     def __init__(
         self,
@@ -63,21 +63,21 @@ class RestartingChild:
         on_death: Callable[[], None] = ignore,
         consequence: str,
     ) -> None:
-        """``setup``: first message of each process that is started.
+        """``setup``: returns the first message of each started process.
 
-        ``on_death`` is called when the child has ended unasked, before it is started again.
-        ``consequence``: the effect until it is back, for the line on stderr.
+        ``on_death``: called after a crash, before the restart.
+        ``consequence``: the effect until the restart, for the line on stderr.
         """
         self.name = name
         self._module, self._setup, self._pass_fds = module, setup, pass_fds
         self._on_message, self._on_death = on_message, on_death
         self._consequence = consequence
         self._process: subprocess.Popen[bytes] | None = None
-        """Null: none is ready."""
+        """None: not ready."""
         self._channel = Channel(_replies)
         self._task: asyncio.Task[None] | None = None
         self._deaths = 0
-        """Ends in a row, none after a long life."""
+        """Consecutive crashes."""
         self._started_at = 0.0
         self._finishing = self._launching = False
         self.restarts = 0
@@ -91,21 +91,21 @@ class RestartingChild:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Start the child and keep it running. Raises InputError if it refuses its setup."""
+        """Start the child and restart it after crashes. Raises InputError if the child refuses its setup."""
         await self._launch()
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def send(self, message: Any) -> None:
-        """Send a message; a child that is away misses it, and learns its content from its next setup."""
+        """Send a message. A child that is not running gets the content with its next setup."""
         if self.ready:
             self._channel.post(message)
 
     async def finish(self, timeout_s: float) -> bool:
         if self.ready:
             self._channel.finish()
-        return await self.left(timeout_s)
+        return await self.wait_for_exit(timeout_s)
 
-    async def left(self, timeout_s: float) -> bool:
+    async def wait_for_exit(self, timeout_s: float) -> bool:
         self._finishing = True
         if self._task is None:
             return True
@@ -120,8 +120,8 @@ class RestartingChild:
     async def _launch(self) -> None:
         self._started_at, self._launching = monotonic(), True
         try:
-            # The session is this one's: the recorder's priority counts within it.
-            process, ours = start_child(self._module, self._pass_fds, own_session=False)
+            # Same session as the supervisor: the recorder's scheduling priority counts within a session.
+            process, ours = start_child(self._module, self._pass_fds, new_session=False)
             channel = self._channel = await Channel(_replies).attach(ours)
             channel.post(self._setup())
             try:
@@ -133,11 +133,11 @@ class RestartingChild:
         finally:
             self._launching = False
         self._process = process
-        if self._finishing:  # ready too late for ``finish``, and perhaps with work to account for
+        if self._finishing:  # ready after ``finish``, possibly with exchanges to record
             channel.finish()
 
     async def _until_ready(self, channel: Channel) -> None:
-        """Wait for a first reply. Raises InputError if the child refuses, ends instead, or takes too long."""
+        """Wait for the first reply. Raises InputError if the child refuses, exits or exceeds the timeout."""
         name = self._module.rpartition(".")[2]
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -166,7 +166,7 @@ class RestartingChild:
             long_lived = monotonic() - self._started_at > LONG_LIFE_S
             self._deaths = 0 if long_lived else self._deaths + 1
             wait_s = backoff_s(self._deaths)
-            say(f"the {self.name} process {cause}; {self._consequence}; started again in {wait_s:g} s")
+            log_line(f"the {self.name} process {cause}; {self._consequence}; restarting in {wait_s:g} s")
             await asyncio.sleep(wait_s)
             if self._finishing:
                 return
@@ -176,7 +176,7 @@ class RestartingChild:
                 cause = f"cannot be started ({error})"
             else:
                 self.restarts += 1
-                say(f"the {self.name} process is back")
+                log_line(f"the {self.name} process is running again")
 
 
 def backoff_s(deaths: int) -> float:
@@ -184,20 +184,20 @@ def backoff_s(deaths: int) -> float:
 
 
 WORKER_FLUSH_S = 65.0
-"""Time for a drained worker to hand over its last exchanges: a little more than it gives itself."""
+"""Time for a drained worker to send its last exchanges: a little more than the worker's flush timeout."""
 
 
 class Workers:
-    """All workers of a tap. Their sockets stay open here, so connections that wait at a dead worker are not lost."""
+    """All workers of a tap. Listening sockets stay open here, so that a crashed worker's backlog is not lost."""
 
     def __init__(self, setup: WorkerSetup, fleet: Fleet, ledger: Ledger, listeners: Sequence[socket.socket]) -> None:
-        """``setup``: of the first one; others differ in their number and socket."""
+        """``setup``: of the first worker; other workers differ in number and socket."""
         self._setup, self._fleet, self._ledger = setup, fleet, ledger
         self._listeners = listeners
         self._board = UpstreamBoard(setup.folder, setup.board)
         self.cut = 0
         self.stats: dict[int, WorkerStats] = {}
-        """Latest numbers of each live worker."""
+        """Last report of each live worker."""
         self._children = [self._child(number, listener.fileno()) for number, listener in enumerate(listeners)]
 
     def _child(self, number: int, listen_fd: int) -> RestartingChild:
@@ -208,9 +208,9 @@ class Workers:
                 self._setup, number=number, listen_fd=listen_fd, upstreams=self._fleet.entries()
             ),
             [listen_fd],
-            on_message=self._reported,
-            on_death=partial(self._died, number),
-            consequence="its requests are cut, new ones wait",
+            on_message=self._on_message_received,
+            on_death=partial(self._crashed, number),
+            consequence="its requests are aborted, new requests wait",
         )
 
     @property
@@ -227,17 +227,17 @@ class Workers:
             raise refused
 
     def reload(self) -> None:
-        """Send the fleet as it is now to all workers."""
+        """Send the current upstreams to all workers."""
         for child in self._children:
             child.send(Reload(self._fleet.entries()))
 
     async def drain(self, drain_s: float, cut_now: "asyncio.Queue[None]") -> None:
-        """Let requests in flight end, for ``drain_s`` or until ``cut_now`` has an entry; then cut them."""
+        """Wait for requests in flight, for ``drain_s`` or until ``cut_now`` has an entry; then abort them."""
         for listener in self._listeners:
             listener.close()
         for child in self._children:
             child.send(Drain(drain_s))
-        leaving = asyncio.create_task(self._left(drain_s + WORKER_FLUSH_S))
+        leaving = asyncio.create_task(self._wait_for_exit(drain_s + WORKER_FLUSH_S))
         cutting = asyncio.create_task(cut_now.get())
         await asyncio.wait([leaving, cutting], return_when=asyncio.FIRST_COMPLETED)
         cutting.cancel()
@@ -245,18 +245,18 @@ class Workers:
             child.send(Cut())
         await leaving
         if self.cut:
-            say(f"{self.cut} responses were cut")
+            log_line(f"{self.cut} responses were aborted")
 
-    async def _left(self, timeout_s: float) -> None:
-        if not all(await asyncio.gather(*(child.left(timeout_s) for child in self._children))):
-            say("a worker did not leave in time and was killed")
+    async def _wait_for_exit(self, timeout_s: float) -> None:
+        if not all(await asyncio.gather(*(child.wait_for_exit(timeout_s) for child in self._children))):
+            log_line("a worker did not exit in time and was killed")
 
-    def _died(self, number: int) -> None:
-        self._ledger.worker_died(number)
+    def _crashed(self, number: int) -> None:
+        self._ledger.add_crashed_worker(number)
         self._board.forget_worker(number)
         self.stats.pop(number, None)
 
-    def _reported(self, message: Drained | WorkerStats) -> None:
+    def _on_message_received(self, message: Drained | WorkerStats) -> None:
         if isinstance(message, Drained):
             self.cut += message.cut
         else:
@@ -264,18 +264,18 @@ class Workers:
 
 
 class RecorderProcess:
-    """The recorder; its counts go into the ledger as they arrive."""
+    """The recorder process; its progress is stored in the ledger."""
 
     def __init__(self, setup: RecorderSetup, ledger: Ledger) -> None:
         self._setup, self.ledger = setup, ledger
-        self.heard_s = monotonic()
+        self.last_report_s = monotonic()
         self.child = RestartingChild(
             "recorder",
             "tap.recorder.recorder",
             lambda: self._setup,
-            on_message=self._reported,
-            on_death=self._died,
-            consequence="serving goes on; exchanges that find no room until it is back are dropped and counted",
+            on_message=self._on_message_received,
+            on_death=self._crashed,
+            consequence="requests are still served; exchanges beyond the memory limit are dropped and counted",
         )
 
     def engine_changed(self, engine: Engine) -> None:
@@ -283,9 +283,9 @@ class RecorderProcess:
         self._setup = msgspec.structs.replace(self._setup, meta=meta)
         self.child.send(EngineChanged(engine))
 
-    def _reported(self, progress: Progress) -> None:
-        self.ledger.progress, self.heard_s = progress, monotonic()
+    def _on_message_received(self, progress: Progress) -> None:
+        self.ledger.progress, self.last_report_s = progress, monotonic()
 
-    def _died(self) -> None:
+    def _crashed(self) -> None:
         settings = msgspec.structs.replace(self._setup.settings, resume=True, overwrite=False)
         self._setup = msgspec.structs.replace(self._setup, settings=settings, carry=self.ledger.progress)

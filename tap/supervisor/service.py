@@ -1,4 +1,4 @@
-"""A tap from start to end: reach the upstreams, start the processes, keep them running, drain, close the account."""
+"""Life cycle of a tap: wait for the upstreams, start the processes, supervise, drain, write the account."""
 
 import asyncio
 import contextlib
@@ -16,10 +16,10 @@ from engines.control import learn_engine_facts
 from engines.facts import EngineFacts
 from tap.admin.pages import serving_pages
 from tap.admin.state import TapStats
-from tap.ipc.messages import RecorderSetup, say
+from tap.ipc.messages import RecorderSetup, log_line
 from tap.ipc.settings import Settings, read_upstreams
 from tap.ipc.sharedmemory import RECORDER_SOCKET, WorkerCounts
-from tap.supervisor.account import Account, Ledger, keep_account
+from tap.supervisor.account import Account, Ledger, write_account
 from tap.supervisor.processes import RecorderProcess, Workers
 from tap.supervisor.startup import probe_engine, recorder_setup, spoken_dialect, worker_setup
 from tap.supervisor.upstreams import Fleet, reach_upstreams, try_upstreams
@@ -32,15 +32,15 @@ BACKLOG = 1024
 
 
 def bind_listeners(flag: str, host: str, port: int, count: int = 1) -> list[socket.socket]:
-    """Return sockets that share an address, one for each process. Raises InputError if the address is not free.
+    """Return listening sockets that share an address, one per process. Raises InputError if the address is in use.
 
-    The kernel spreads connections over them, and keeps those that wait for the successor of a dead process.
+    The kernel distributes connections over the sockets, and keeps the backlog of a crashed process for its successor.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         sockets = [_bind(family, address, share=False)]
         if count > 1:
-            # Bound alone first: a shared port is shared with all processes of its user, so another tap would not show.
+            # Bound exclusively first: a shared port may be shared with another tap of the same user, unnoticed.
             with sockets[0] as first:
                 address = first.getsockname()
             sockets = [_bind(family, address, share=True) for _ in range(count)]
@@ -48,7 +48,7 @@ def bind_listeners(flag: str, host: str, port: int, count: int = 1) -> list[sock
             sock.listen(BACKLOG)
     except OSError as error:
         raise InputError(
-            f"{flag} {host}:{port}: {error.strerror or error}; expected a free address of this machine"
+            f"{flag} {host}:{port}: {error.strerror or error}; expected an unused address of this machine"
         ) from None
     return sockets
 
@@ -67,9 +67,9 @@ def _bind(family: int, address: tuple[object, ...], *, share: bool) -> socket.so
 
 
 class Signals:
-    """SIGTERM and SIGINT cancel the task until it has started, and are ``stops`` from then on; SIGHUP is a reload.
+    """SIGTERM and SIGINT cancel the start, and are queued in ``stops`` after it; SIGHUP is queued in ``reloads``.
 
-    SIGUSR1 and SIGUSR2 are ignored: to other servers they mean "open the logs again".
+    SIGUSR1 and SIGUSR2 are ignored: for other servers they mean "reopen the logs".
     """
 
     def __init__(self) -> None:
@@ -94,24 +94,23 @@ class Signals:
 
 
 MAX_SOCKET_PATH = 103
-"""Bytes of a ``sockaddr_un`` path on every system."""
+"""Portable limit of a ``sockaddr_un`` path, in bytes."""
 
 
 @contextlib.contextmanager
 def runtime_folder() -> Iterator[str]:
-    """Make a folder for the processes' socket and shared memory that only its user can enter."""
+    """Create a private folder for sockets and shared memory."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="kvtap-")
     except OSError as error:
-        raise InputError(f"no folder for temporary files ({error.strerror}); expected a writable $TMPDIR") from None
+        raise InputError(f"no temporary folder ({error.strerror}); expected a writable $TMPDIR") from None
     with folder as path:
         if len(recorder_socket(path)) > MAX_SOCKET_PATH:
-            raise InputError(f"{path}: too long a path for sockets; expected a shorter $TMPDIR")
+            raise InputError(f"{path}: path too long for a socket; expected a shorter $TMPDIR")
         yield path
 
 
 def recorder_socket(folder: str) -> str:
-    """Return the path of the unix socket for the workers' exchanges."""
     return f"{folder}/{RECORDER_SOCKET}"
 
 
@@ -120,48 +119,48 @@ POLL_S = 30.0
 
 async def watch_engines(
     origins: Callable[[], Sequence[Origin]],
-    known: Engine | None,
-    changed: Callable[[Engine], None],
+    current: Engine | None,
+    on_change: Callable[[Engine], None],
     *,
-    every_s: float = POLL_S,
+    interval_s: float = POLL_S,
     access: Access = OPEN,
-    learnt: Callable[[Origin, EngineFacts], None] = lambda *_: None,
+    on_facts: Callable[[Origin, EngineFacts], None] = lambda *_: None,
 ) -> None:
-    """Ask all engines every ``every_s``, for ever; ``changed`` gets the new engine of the header.
+    """Poll all engines every ``interval_s``; call ``on_change`` when the engine of the trace's header changes.
 
-    ``learnt`` gets the facts of each upstream. The first upstream that answers stands for all; one that differs from
-    it is reported on stderr, once.
+    ``on_facts`` gets the facts of each upstream. The first upstream that responds is the engine of the header; an
+    upstream with another engine is reported on stderr once.
     """
-    others: dict[Origin, Engine] = {}
+    differing: dict[Origin, Engine] = {}
     while True:
-        await asyncio.sleep(every_s)
-        asked = tuple(origins())
-        answers = await asyncio.gather(*(learn_engine_facts(origin, access) for origin in asked))
-        known_engines = []
-        for origin, facts in zip(asked, answers, strict=True):
-            learnt(origin, facts)
-            if facts.known_engine is not None:
-                known_engines.append((origin, facts.known_engine))
-        if not known_engines:
+        await asyncio.sleep(interval_s)
+        polled = tuple(origins())
+        responses = await asyncio.gather(*(learn_engine_facts(origin, access) for origin in polled))
+        engines = []
+        for origin, facts in zip(polled, responses, strict=True):
+            on_facts(origin, facts)
+            if facts.reported_engine is not None:
+                engines.append((origin, facts.reported_engine))
+        if not engines:
             continue
-        (first_origin, first), *rest = known_engines
-        now = changed_engine(known, first)
-        if now is not None:
-            known = now
-            changed(now)
-        for origin, engine in rest:
-            if engine not in (first, others.get(origin)):
-                others[origin] = engine
-                say(f"upstream {origin} is another engine than {first_origin}")
+        (first_origin, first), *further = engines
+        changed = changed_engine(current, first)
+        if changed is not None:
+            current = changed
+            on_change(changed)
+        for origin, engine in further:
+            if engine not in (first, differing.get(origin)):
+                differing[origin] = engine
+                log_line(f"upstream {origin} is another engine than {first_origin}")
 
 
-def changed_engine(known: Engine | None, learnt: Engine | None) -> Engine | None:
-    """Return the engine as it is now if it differs from ``known``, else null; an absent field is no change."""
-    if learnt is None:
+def changed_engine(current: Engine | None, reported: Engine | None) -> Engine | None:
+    """Return the updated engine if version or KV cache settings changed, else None; absent fields are no change."""
+    if reported is None:
         return None
-    reported = {name: value for name, value in msgspec.structs.asdict(learnt).items() if value not in (None, {})}
-    now = msgspec.structs.replace(known or Engine(), **reported)
-    return None if now == known else now
+    fields = {name: value for name, value in msgspec.structs.asdict(reported).items() if value not in (None, {})}
+    updated = msgspec.structs.replace(current or Engine(), **fields)
+    return None if updated == current else updated
 
 
 FLUSH_TIMEOUT_S = 60.0
@@ -173,9 +172,9 @@ async def serve(settings: Settings) -> None:
     admin = bind_listeners("--admin", *settings.admin)[0] if settings.admin is not None else None
     key = load_key(None if settings.key_file is None else Path(settings.key_file))
     service = Service(settings)
-    async with watched(service, admin):
+    async with admin_pages(service, admin):
         settings, reached = await reach_upstreams(settings, signals.reloads, listeners)
-        facts, *others = await learn(settings, reached)
+        facts, *further_facts = await read_facts(settings, reached)
         settings, line, notes = await probe_engine(settings, facts, reached[0])
         with runtime_folder() as folder:
             ledger = Ledger(WorkerCounts(folder, settings.workers), settings.workers)
@@ -184,16 +183,16 @@ async def serve(settings: Settings) -> None:
                 first = worker_setup(settings, key, facts, folder)
                 dialect = settings.dialect if settings.inject_auto else spoken_dialect(settings, facts)
                 fleet = Fleet(settings.upstreams, first.board.slots, dialect)
-                for origin, told in zip(reached, (facts, *others), strict=False):
-                    fleet.learn(origin, told.dialect)
+                for origin, upstream_facts in zip(reached, (facts, *further_facts), strict=False):
+                    fleet.set_dialect(origin, upstream_facts.dialect)
                 workers = Workers(first, fleet, ledger, listeners)
-                service.begin(settings, fleet, recorder, workers, facts.known_engine)
+                service.attach(settings, fleet, recorder, workers, facts.reported_engine)
                 try:
                     await workers.start()
                     signals.started()
                     _announce(settings, listeners[0].getsockname()[1], admin, line, setup.block_size)
                     for note in notes:
-                        say(f"note: {note}")
+                        log_line(f"note: {note}")
                     await service.run(signals)
                     await service.end(signals)
                 except BaseException:
@@ -202,8 +201,8 @@ async def serve(settings: Settings) -> None:
 
 
 @contextlib.asynccontextmanager
-async def watched(service: "Service", listener: socket.socket | None) -> AsyncIterator[None]:
-    """Serve the admin pages on ``listener``; null: none."""
+async def admin_pages(service: "Service", listener: socket.socket | None) -> AsyncIterator[None]:
+    """Serve the admin pages on ``listener``; None: no pages."""
     if listener is None:
         yield
         return
@@ -215,29 +214,29 @@ async def watched(service: "Service", listener: socket.socket | None) -> AsyncIt
         probing.cancel()
 
 
-async def learn(settings: Settings, reached: Sequence[Origin]) -> Sequence[EngineFacts]:
-    """Return facts of the first upstream, and with ``--inject auto`` those of the others that were reached."""
+async def read_facts(settings: Settings, reached: Sequence[Origin]) -> Sequence[EngineFacts]:
+    """Return the facts of the first upstream, and with ``--inject auto`` of all reachable upstreams."""
     for origin in settings.upstreams:
         if origin not in reached:
-            say(f"upstream {origin} cannot be reached; it gets requests once it can")
+            log_line(f"upstream {origin} is unreachable; it gets requests once it is reachable")
     if not settings.engine_facts:
         return [EngineFacts(origin=reached[0])]
-    asked = reached if settings.inject_auto else reached[:1]
-    facts = await asyncio.gather(*(learn_engine_facts(origin, settings.access) for origin in asked))
+    queried = reached if settings.inject_auto else reached[:1]
+    facts = await asyncio.gather(*(learn_engine_facts(origin, settings.access) for origin in queried))
     if facts[0].problem is not None:
-        say(f"upstream {reached[0]}{facts[0].problem}; until then the trace's header lacks what this page tells")
+        log_line(f"upstream {reached[0]}{facts[0].problem}; until then the trace's header lacks the facts of this page")
     return facts
 
 
 LOG_INTERVAL_S = 30.0
-"""Between lines of the account while there is news."""
+"""Interval of account lines while requests arrive."""
 PROBE_INTERVAL_S = 5.0
 UNREACHED_INTERVAL_S = 0.1
-"""Between tries while no upstream takes connections."""
+"""Probe interval while no upstream accepts connections."""
 
 
 class Service:
-    """A tap: its tasks beside the traffic until it is told to end."""
+    """Supervision tasks of a running tap: reloads, engine polls, account lines, admin statistics."""
 
     _ledger: Ledger
     _fleet: Fleet
@@ -247,21 +246,20 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._engine: Engine | None = None
-        self._begun = self._draining = False
+        self._is_running = self._draining = False
         self._reachable: dict[str, bool] = {}
-        """Upstreams that were tried for the admin pages, and whether they took a connection."""
+        """Result of the last probe of each upstream, for the admin pages."""
 
-    def begin(
+    def attach(
         self, settings: Settings, fleet: Fleet, recorder: RecorderProcess, workers: Workers, engine: Engine | None
     ) -> None:
-        """Take over the processes, once an upstream is there."""
         self._settings, self._fleet, self._engine = settings, fleet, engine
-        self._recorder, self._workers, self._begun = recorder, workers, True
+        self._recorder, self._workers, self._is_running = recorder, workers, True
         self._ledger = recorder.ledger
 
     async def run(self, signals: Signals) -> None:
         settings = self._settings
-        running = [self._reload_when_told(signals), self._report_regularly()]
+        running = [self._reload_on_signal(signals), self._report_regularly()]
         if settings.engine_facts:
             running.append(
                 watch_engines(
@@ -269,7 +267,7 @@ class Service:
                     self._engine,
                     self._engine_changed,
                     access=settings.access,
-                    learnt=self._learnt,
+                    on_facts=self._update_dialect,
                 )
             )
         tasks = [asyncio.create_task(coroutine) for coroutine in running]
@@ -282,15 +280,15 @@ class Service:
     async def end(self, signals: Signals) -> None:
         self._draining = True
         drain_s = self._settings.drain_s
-        say(f"ending: no new connections; {self._ledger.in_flight} recorded requests in flight have {drain_s:g} s")
+        log_line(f"ending: no new connections; {self._ledger.in_flight} recorded requests in flight have {drain_s:g} s")
         await self._workers.drain(drain_s, signals.stops)
 
     @property
     def _origins(self) -> Sequence[Origin]:
-        return self._fleet.origins if self._begun else self._settings.upstreams
+        return self._fleet.origins if self._is_running else self._settings.upstreams
 
     async def probe_upstreams(self) -> None:
-        """Try a connection to each upstream, for ever: a tap without traffic learns nothing of them otherwise."""
+        """Probe a connection to each upstream periodically: an idle tap has no other information on them."""
         while True:
             tries = await try_upstreams(self._origins, self._settings.access.tls)
             self._reachable = {str(origin): failure is None for origin, failure in tries}
@@ -299,7 +297,7 @@ class Service:
     def stats(self) -> TapStats:
         upstreams = list(map(str, self._origins))
         reachable = {name: reached for name, reached in self._reachable.items() if name in upstreams}
-        if not self._begun:
+        if not self._is_running:
             return TapStats(upstreams=upstreams, reachable=reachable, workers=self._settings.workers)
         account, workers, recorder = self._ledger.account(), self._workers, self._recorder
         return TapStats(
@@ -310,7 +308,7 @@ class Service:
             worker_restarts=workers.restarts,
             recorder_up=recorder.child.ready,
             recorder_restarts=recorder.child.restarts,
-            recorder_silent_s=monotonic() - recorder.heard_s,
+            recorder_silent_s=monotonic() - recorder.last_report_s,
             offered=account.offered,
             dropped=account.dropped,
             draining=self._draining,
@@ -321,26 +319,26 @@ class Service:
     def reload(self) -> None:
         file = self._settings.upstreams_file
         if file is None:
-            say("SIGHUP: nothing to read again; expected a tap with --upstreams FILE")
+            log_line("SIGHUP: nothing to reload; expected a tap with --upstreams FILE")
             return
         try:
             self._fleet.reload(read_upstreams(file))
-            say(f"SIGHUP: upstreams are now {', '.join(map(str, self._fleet.origins))}")
+            log_line(f"SIGHUP: upstreams are now {', '.join(map(str, self._fleet.origins))}")
         except InputError as error:
-            say(f"SIGHUP: {error}; THE UPSTREAMS STAY AS THEY WERE")
+            log_line(f"SIGHUP: {error}; THE UPSTREAMS DO NOT CHANGE")
         self._workers.reload()
 
-    def _learnt(self, origin: Origin, facts: EngineFacts) -> None:
-        """Ask another upstream for what ``--inject auto`` adds, or one that is another engine for that one's."""
-        if self._settings.inject_auto and self._fleet.learn(origin, facts.dialect):
-            say(f"--inject auto: upstream {origin} is {facts.dialect}")
+    def _update_dialect(self, origin: Origin, facts: EngineFacts) -> None:
+        """Inject by a newly detected or changed dialect of an upstream, with ``--inject auto``."""
+        if self._settings.inject_auto and self._fleet.set_dialect(origin, facts.dialect):
+            log_line(f"--inject auto: upstream {origin} is {facts.dialect}")
             self._workers.reload()
 
     def _engine_changed(self, engine: Engine) -> None:
         self._recorder.engine_changed(engine)
-        say("the engine has changed: its version or its cache configuration is another")
+        log_line("the engine has changed: version or KV cache configuration")
 
-    async def _reload_when_told(self, signals: Signals) -> None:
+    async def _reload_on_signal(self, signals: Signals) -> None:
         while True:
             await signals.reloads.get()
             self.reload()
@@ -352,7 +350,7 @@ class Service:
             account = self._ledger.account()
             if account.offered != reported:
                 reported = account.offered
-                say(account.line())
+                log_line(account.line())
 
 
 @contextlib.asynccontextmanager
@@ -363,18 +361,18 @@ async def recording(setup: RecorderSetup, ledger: Ledger) -> AsyncIterator[Recor
         yield recorder
     finally:
         if not await recorder.child.finish(FLUSH_TIMEOUT_S):
-            say(f"the recorder did not finish within {FLUSH_TIMEOUT_S:.0f} s; its last exchanges are lost")
+            log_line(f"the recorder did not finish within {FLUSH_TIMEOUT_S:.0f} s; its last exchanges are lost")
         _close_account(setup.settings.trace, ledger.account(ended=True))
 
 
 def _close_account(trace: str, account: Account) -> None:
     print(f"tap: {account.line()}; trace: {trace}", flush=True)
-    if account.other_tokens:
-        say("WARNING: prompts are longer or shorter than the engine says: is this its tokenizer and chat template?")
+    if account.has_token_mismatch:
+        log_line("WARNING: prompt tokens differ from the engine's usage; expected its tokenizer and chat template")
     try:
-        keep_account(trace, account)
+        write_account(trace, account)
     except InputError as error:
-        say(f"the account could not be kept beside the trace: {error}")
+        log_line(f"the account could not be written: {error}")
 
 
 def _announce(settings: Settings, port: int, admin: socket.socket | None, engine: str, block_size: int) -> None:

@@ -1,4 +1,4 @@
-"""The upstreams as the supervisor knows them: the wait for the first, their slots in shared memory, dialects."""
+"""Upstreams of the supervisor: wait for the first connection, slots in shared memory, dialects."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ import msgspec
 from engines.detection import DIALECTS
 from engines.dialect import DialectName
 from tap.ipc.answer import Answer
-from tap.ipc.messages import UpstreamEntry, say
+from tap.ipc.messages import UpstreamEntry, log_line
 from tap.ipc.settings import Settings, read_upstreams
 from tracefile.records.errors import InputError
 from wire.client.pool import ConnectError, ConnectionPool
@@ -22,59 +22,59 @@ from wire.url import Origin
 
 
 class Fleet:
-    """Upstreams of a tap."""
+    """Upstreams of a tap with their slots (load cells, prefix table) and dialects."""
 
     def __init__(self, origins: Sequence[Origin], slots: int, dialect: DialectName | None = None) -> None:
-        """``slots``: most upstreams, as many as the workers' shared memory has room for.
+        """``slots``: largest number of upstreams, by the size of the shared memory.
 
-        ``dialect``: of all upstreams. Null: each one's own, once it is learnt.
+        ``dialect``: of all upstreams. None: detected for each upstream.
         """
-        self._room, self._dialect = slots, dialect
+        self._num_slots, self._dialect = slots, dialect
         self._dialects: dict[Origin, DialectName] = {}
         self.origins: tuple[Origin, ...] = ()
         self._slots: dict[Origin, int] = {}
-        """Slot of each upstream, removed ones included until another needs theirs."""
+        """Slot of each upstream; removed upstreams keep their slot until it is reused."""
         self.reload(origins)
 
     def reload(self, origins: Sequence[Origin]) -> None:
-        """Use other upstreams. Raises InputError if there are more than there is room for."""
-        if len(origins) > self._room:
-            raise InputError(f"{len(origins)} upstreams; expected at most {self._room}, or a tap that starts with them")
+        """Replace the upstreams. Raises InputError if there are more upstreams than slots."""
+        if len(origins) > self._num_slots:
+            raise InputError(f"{len(origins)} upstreams; expected at most {self._num_slots}, or a restart of the tap")
         self.origins = tuple(origins)
         for origin in origins:
             self._slots[origin] = self._slot(origin)
 
-    def learn(self, origin: Origin, dialect: DialectName | None) -> bool:
-        """Learn an upstream's dialect, null if it did not report it; return True if it is another than before."""
+    def set_dialect(self, origin: Origin, dialect: DialectName | None) -> bool:
+        """Set the detected dialect of an upstream, None if unknown; return True if the dialect changed."""
         if dialect is None or self._dialect is not None or self._dialects.get(origin) == dialect:
             return False
         self._dialects[origin] = dialect
         return True
 
     def entries(self) -> list[UpstreamEntry]:
-        return [UpstreamEntry(str(origin), self._slots[origin], self._askable(origin)) for origin in self.origins]
+        return [UpstreamEntry(str(origin), self._slots[origin], self._injectable(origin)) for origin in self.origins]
 
-    def _askable(self, origin: Origin) -> DialectName | None:
-        """Return the dialect of an upstream that takes additional fields."""
+    def _injectable(self, origin: Origin) -> DialectName | None:
+        """Return the upstream's dialect if it supports injection of usage or token ids, else None."""
         dialect = self._dialect or self._dialects.get(origin)
         return dialect if dialect is not None and DIALECTS[dialect].injectable else None
 
     def _slot(self, origin: Origin) -> int:
         if origin in self._slots:
             return self._slots[origin]
-        free = sorted(set(range(self._room)) - set(self._slots.values()))
-        if free:
-            return free[0]
-        removed = next(known for known in self._slots if known not in self.origins)
+        free_slots = sorted(set(range(self._num_slots)) - set(self._slots.values()))
+        if free_slots:
+            return free_slots[0]
+        removed = next(origin for origin in self._slots if origin not in self.origins)
         return self._slots.pop(removed)
 
 
 RETRY_S = 0.25
 REPEAT_S = 60.0
 RETRY_AFTER_S = 5
-"""For clients that send a request again; an engine loads for minutes."""
+"""Retry-After of 503 responses; an engine loads for minutes."""
 LEAVE_S = 1.0
-REFUSAL = b'{"error": {"message": "tap: no upstream takes connections yet", "type": "proxy_error", "code": 503}}'
+REFUSAL = b'{"error": {"message": "tap: no upstream accepts connections yet", "type": "proxy_error", "code": 503}}'
 
 
 async def reach_upstreams(
@@ -82,24 +82,24 @@ async def reach_upstreams(
 ) -> tuple[Settings, list[Origin]]:
     """Wait until an upstream accepts a connection; clients get 503 meanwhile.
 
-    Return the settings, with the upstreams read again if SIGHUP came, and the upstreams reached. Raises InputError if
-    TLS fails with all upstreams: time mends no certificate.
+    Return the settings, with reloaded upstreams after a SIGHUP, and the reachable upstreams. Raises InputError if TLS
+    fails with all upstreams: retries do not repair certificates.
     """
     reported_s = monotonic()
     reported = None
     async with contextlib.AsyncExitStack() as stack:
         while True:
-            tries = await try_upstreams(settings.upstreams, settings.access.tls)
-            if reached := [origin for origin, failure in tries if failure is None]:
+            attempts = await try_upstreams(settings.upstreams, settings.access.tls)
+            if reached := [origin for origin, failure in attempts if failure is None]:
                 return settings, reached
-            sentence = "; ".join(f"{origin}: {failure.reason}" for origin, failure in tries if failure is not None)
-            if {failure.kind for _, failure in tries if failure is not None} == {"tls_failed"}:
+            sentence = "; ".join(f"{origin}: {failure.reason}" for origin, failure in attempts if failure is not None)
+            if {failure.kind for _, failure in attempts if failure is not None} == {"tls_failed"}:
                 raise InputError(f"--upstream {sentence}")
             if reported is None:
                 await stack.enter_async_context(_refusing(listeners))
             if reported != sentence or monotonic() - reported_s >= REPEAT_S:
                 reported, reported_s = sentence, monotonic()
-                say(f"upstream {sentence}; CLIENTS GET 503 until it can be reached")
+                log_line(f"upstream {sentence}; CLIENTS GET 503 until it can be reached")
             await asyncio.sleep(RETRY_S)
             if settings.upstreams_file is not None and not reloads.empty():
                 reloads.get_nowait()
@@ -110,7 +110,7 @@ def _with_upstreams_of_file(settings: Settings, file: str) -> Settings:
     try:
         return msgspec.structs.replace(settings, upstreams=read_upstreams(file))
     except InputError as error:
-        say(f"SIGHUP: {error}; THE UPSTREAMS STAY AS THEY WERE")
+        log_line(f"SIGHUP: {error}; THE UPSTREAMS DO NOT CHANGE")
         return settings
 
 
@@ -131,13 +131,12 @@ def _refuse(head: RequestHead, client: ClientConnection) -> Answer:
 
 
 async def try_upstreams(origins: Sequence[Origin], tls: Tls) -> list[tuple[Origin, ConnectError | None]]:
-    """Return each upstream with the error of its connection; null: it took one."""
-    failures = await asyncio.gather(*(_failure_to_reach(origin, tls) for origin in origins))
+    """Return each upstream with its connection error; None: connected."""
+    failures = await asyncio.gather(*(_connect_error(origin, tls) for origin in origins))
     return list(zip(origins, failures, strict=True))
 
 
-async def _failure_to_reach(origin: Origin, tls: Tls) -> ConnectError | None:
-    """Open a connection and close it again; return the error of one that does not open."""
+async def _connect_error(origin: Origin, tls: Tls) -> ConnectError | None:
     try:
         (await ConnectionPool(origin, tls=tls).connect()).abort()
     except ConnectError as error:

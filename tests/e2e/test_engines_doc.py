@@ -30,17 +30,17 @@ def fenced(language: str, containing: str) -> str:
 
 TOLD = {
     "no password": "/v1/models: HTTP 401 of Basic authentication; expected --header-env Authorization=VARIABLE, in it ",
-    "password": "/v1/models: HTTP 401 with the password that was sent; expected a password that it takes in $GATE",
-    "engine's key": "/v1/models: HTTP 401 with the key that was sent; expected a key that it takes in $ENGINE",
+    "password": "/v1/models: HTTP 401 with the password that was sent; expected a valid password in $GATE",
+    "engine's key": "/v1/models: HTTP 401 with the key that was sent; expected a valid key in $ENGINE",
     "no `--ca`": ": TLS: the certificate is of an unknown authority; expected --ca FILE with its certificate",
     "host": ": TLS: the certificate is for another host; expected the host name that it was issued for",
     "name that is no host's": ": the host name ",
     "expired certificate": ": TLS: the certificate has expired; expected a valid one",
     "port with no server": ": connection refused; expected a server on port 8444",
-    "`http://`": ": plain HTTP on a port that speaks TLS; expected https:// instead of http://",
-    "`https://` to the tap's port": ": TLS: the port does not speak it; expected http:// instead of https://",
+    "`http://`": ": plain HTTP on a TLS port; expected https:// instead of http://",
+    "`https://` to the tap's port": ": TLS: the port has no TLS; expected http:// instead of https://",
     "path": "/v1/models: HTTP 404; expected an engine's base URL, or --model NAME",
-    "no `--cert`": "/v1/models: HTTP 400, no certificate that the server takes; expected --cert and --key with one",
+    "no `--cert`": "/v1/models: HTTP 400, client certificate missing or refused; expected --cert and --key",
 }
 """Errors by the one thing that is wrong; each from after the URL."""
 

@@ -18,14 +18,14 @@ def access(
     return read_access(parser.parse_args(flags), api=api, url=url, environ=ENVIRON if environ is None else environ)
 
 
-def test_the_key_is_the_apis_own_unless_another_is_named() -> None:
+def test_default_api_key_variable_by_api() -> None:
     assert access().headers == ((b"Authorization", b"Bearer canary-1"),)
     assert access(api="chat").headers == access().headers
     assert access("--api-key-env", "ANTHROPIC_API_KEY").headers == ((b"Authorization", b"Bearer canary-2"),)
     assert access(environ={}).headers == ()
 
 
-def test_messages_have_anthropics_headers_and_its_own_host_gets_no_bearer() -> None:
+def test_messages_api_headers_and_no_bearer_for_anthropic() -> None:
     key, version = (b"X-Api-Key", b"canary-2"), (b"Anthropic-Version", b"2023-06-01")
     assert access(api="messages").headers == ((b"Authorization", b"Bearer canary-2"), key, version)
     assert access(api="messages", url="https://api.anthropic.com/v1").headers == (key, version)
@@ -38,22 +38,22 @@ def test_messages_have_anthropics_headers_and_its_own_host_gets_no_bearer() -> N
     [
         (["--api-key-env", "NONE"], r"--api-key-env: \$NONE is not set; expected the name of an environment"),
         (["--api-key-env", "canary"], "--api-key-env: this variable is not set; expected"),
-        (["--header", "canary"], "--header: no header's name; expected NAME: VALUE"),
+        (["--header", "canary"], "--header: invalid header name; expected NAME: VALUE"),
         (["--header", "Cookie: canary"], "--header Cookie: may hold a secret.*; expected --header-env Cookie=VARIABLE"),
         (["--ca", "gone.pem"], "--ca gone.pem: No such file"),
     ],
 )
-def test_bad_flags_are_named_without_a_value(flags: list[str], said: str) -> None:
+def test_errors_name_the_flag_without_the_secret(flags: list[str], said: str) -> None:
     with pytest.raises(InputError, match=said) as error:
         access(*flags)
     assert "canary" not in str(error.value)
 
 
-def test_a_refusal_names_the_variable_and_no_text_shows_a_value() -> None:
+def test_refusal_names_the_variable_not_the_secret() -> None:
     assert access(environ={}).refusal(401) == (
         "HTTP 401 without a key; expected one in $OPENAI_API_KEY, or the variable of --api-key-env"
     )
     assert access(api="messages").refusal(403) == (
-        "HTTP 403 with the key that was sent; expected a key that it takes in $ANTHROPIC_API_KEY"
+        "HTTP 403 with the key that was sent; expected a valid key in $ANTHROPIC_API_KEY"
     )
     assert repr(access()) == "Access(Authorization)"

@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from engines.access import Access
-from engines.calls import BlockingCalls, CallError, most_bytes
+from engines.calls import BlockingCalls, CallError, max_page_bytes
 from engines.facts import MAX_METRICS, describe_engine, parse_metrics
 from tracefile.records.schema import Engine
 from wire.tls import Tls
@@ -78,9 +78,9 @@ def engine(response: Callable[[socket.socket], Iterator[bytes]]) -> Iterator[str
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v1/models"])
-def test_a_body_without_end_is_read_to_its_bound_only(path: str) -> None:
+def test_endless_body_is_read_up_to_the_limit(path: str) -> None:
     with engine(endless_body) as url, BlockingCalls(url, 30.0) as caller:
-        with pytest.raises(CallError, match=f"beyond {most_bytes(path)} bytes") as caught:
+        with pytest.raises(CallError, match=f"beyond {max_page_bytes(path)} bytes") as caught:
             caller.get(path)
         [reply] = [entry.locals["reply"] for entry in caught.traceback if "reply" in entry.locals]
         assert not reply._body, "what was read is let go at once, whoever holds the error"
@@ -89,7 +89,7 @@ def test_a_body_without_end_is_read_to_its_bound_only(path: str) -> None:
 
 
 @pytest.mark.parametrize("response", [slow_body, endless_head, endless_informational])
-def test_a_response_that_never_ends_is_left_at_the_deadline(
+def test_endless_response_stops_at_the_deadline(
     response: Callable[[socket.socket], Iterator[bytes]],
 ) -> None:
     with engine(response) as url, BlockingCalls(url, 0.2) as caller, pytest.raises(CallError):
@@ -111,7 +111,7 @@ def test_a_connection_serves_several_calls() -> None:
     assert len(connections) == 1
 
 
-def test_a_client_certificate_is_asked_for_by_name_and_taken(tmp_path: Path) -> None:
+def test_client_certificate(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     authority.issue_cert("me@example.org").private_key_and_cert_chain_pem.write_to_path(tmp_path / "me.pem")
@@ -145,12 +145,12 @@ def test_a_client_certificate_is_asked_for_by_name_and_taken(tmp_path: Path) -> 
     assert b"\r\nX-Key: k\r\n" in heads[0]
     with BlockingCalls(url, 10.0, Access((), Tls(ca))) as caller, pytest.raises(CallError) as error:
         caller.get("/version")
-    assert str(error.value) == "TLS: the server refused after the handshake; expected --cert and --key that it takes"
+    assert str(error.value) == "TLS: the server refused after the handshake; expected a valid --cert and --key"
     thread.join()
     listener.close()
 
 
-def test_metrics_of_any_text_cost_their_length_and_keep_few_names() -> None:
+def test_parsing_metrics_is_linear_and_bounded() -> None:
     many = parse_metrics("".join(f"name_{number} 1\n" for number in range(MAX_METRICS + 5)) + "name_0 2\n")
     assert len(many) == MAX_METRICS
     assert many["name_0"].value == 3

@@ -30,7 +30,7 @@ broken{ line
 MODELS = '{"data": [{"id": "tiny", "max_model_len": 16384}, {"id": "other"}]}'
 
 
-def test_what_vllm_says() -> None:
+def test_vllm_facts() -> None:
     metrics = parse_metrics(METRICS)
     assert describe_engine('{"version": "0.32.0"}', metrics, MODELS) == Engine(
         name="vllm",
@@ -44,7 +44,7 @@ def test_what_vllm_says() -> None:
     assert first_model(MODELS) == "tiny"
 
 
-def test_the_embedded_engine_has_its_own_name_and_vllms_dialect() -> None:
+def test_sim_serve_has_a_name_and_vllms_dialect() -> None:
     version = '{"version": "0.1.0", "engine": "kvtape sim"}'
     facts = read_facts(version, METRICS, MODELS)
     assert (facts.engine.name, facts.engine.version, facts.dialect) == ("kvtape sim", "0.1.0", "vllm")
@@ -59,7 +59,7 @@ SERVER_INFO = (
 )
 
 
-def test_what_sglang_says_of_its_settings() -> None:
+def test_sglang_settings() -> None:
     facts = read_facts("", "", '{"data": [{"id": "tiny", "owned_by": "sglang", "max_model_len": 16384}]}')
     assert facts.dialect == "sglang"  # without --enable-metrics
     assert list(settings_pages(facts)) == ["/server_info", "/get_server_info"]
@@ -78,6 +78,6 @@ def test_what_sglang_says_of_its_settings() -> None:
     ("engine_block", "hashed", "finer"),
     [(None, 16, False), (1, 16, True), (4, 16, True), (8, 8, False), (32, 16, False)],
 )
-def test_hashes_take_over_no_block_size_that_can_be_guessed(engine_block: int | None, hashed: int, finer: bool) -> None:
+def test_guessable_block_sizes_are_not_adopted(engine_block: int | None, hashed: int, finer: bool) -> None:
     facts = EngineFacts(engine=Engine(block_size=engine_block))
     assert (facts.hash_block_size, facts.is_finer(facts.hash_block_size)) == (hashed, finer)

@@ -42,7 +42,7 @@ def write(folder: Path, config: Any) -> Path:
         (DEEPSEEK_V3, 70_272),  # 61 · (512 + 64) · 2
     ],
 )
-def test_bytes_of_known_models(tmp_path: Path, config: Any, expected: int) -> None:
+def test_kv_bytes_per_token_of_models(tmp_path: Path, config: Any, expected: int) -> None:
     assert kv_bytes_per_token(write(tmp_path, config)) == expected
     assert kv_bytes_per_token(tmp_path / "config.json") == expected
 
@@ -55,7 +55,7 @@ def test_bytes_of_known_models(tmp_path: Path, config: Any, expected: int) -> No
         (LLAMA_8B | {"num_hidden_layers": "many"}, "num_hidden_layers: 'many'; expected a positive number"),
     ],
 )
-def test_what_the_rule_does_not_hold_for_is_refused_by_name(tmp_path: Path, config: Any, told: str) -> None:
+def test_models_without_full_attention_are_refused(tmp_path: Path, config: Any, told: str) -> None:
     with pytest.raises(InputError, match=told):
         kv_bytes_per_token(write(tmp_path, config))
 
@@ -148,5 +148,5 @@ OF_VLLM: list[tuple[dict[str, Any], str]] = [
         (BAMBA_9B, "mamba2:528*10+full:528"),
     ],
 )
-def test_cache_groups(config: Any, expected: str, tmp_path: Path) -> None:
+def test_kv_cache_groups(config: Any, expected: str, tmp_path: Path) -> None:
     assert kv_groups(write(tmp_path, config)) == expected

@@ -9,7 +9,7 @@ from engines.detection import DIALECTS, Recognised
 from engines.dialect import Dialect, Response
 from engines.facts import EngineFacts, read_facts
 from engines.llamacpp import LLAMA_CPP
-from engines.readiness import Target, with_cache
+from engines.readiness import Target, probe_cache
 from engines.sglang import SGLANG
 from engines.trtllm import TENSORRT_LLM
 from engines.vllm import VLLM
@@ -41,7 +41,7 @@ class Answers:
 
 
 def asked(control: Any, dialect: Dialect, facts: EngineFacts) -> Target:
-    return with_cache(control, target(dialect, facts))
+    return probe_cache(control, target(dialect, facts))
 
 
 def target(dialect: Dialect, facts: EngineFacts, reports_cached: bool | None = None) -> Target:
@@ -69,7 +69,7 @@ NO_ACTION = "POST /slots/0?action=none"
         (OPENAI, {}, None, None),
     ],
 )
-def test_each_engine_tells_by_harmless_calls(
+def test_probe_cache_of_each_engine(
     dialect: Dialect, answers: dict[str, tuple[int, str]], reports_cached: bool | None, has_reset: bool | None
 ) -> None:
     control = Answers(answers)
@@ -79,7 +79,7 @@ def test_each_engine_tells_by_harmless_calls(
     assert set(control.asked) <= {"GET /reset_prefix_cache", "GET /v1/models", "GET /server_info", NO_ACTION}
 
 
-def test_an_engine_at_work_or_without_its_cache_is_told() -> None:
+def test_notes_on_a_busy_engine_or_a_disabled_prefix_cache() -> None:
     metrics = """vllm:num_requests_running{engine="0"} 2.0
 vllm:num_requests_running{engine="1"} 1.0
 vllm:num_requests_waiting 4.0

@@ -68,7 +68,7 @@ def simulated(trace: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("blocks", BLOCK_SIZES, ids=" ".join)
-def test_a_load_is_recorded_whole_and_replays_as_captured(llamacpp: str, tmp_path: Path, blocks: list[str]) -> None:
+def test_load_is_recorded_and_replays_as_captured(llamacpp: str, tmp_path: Path, blocks: list[str]) -> None:
     trace = tmp_path / "t.jsonl"
     account = capture(llamacpp, trace, *ONE_BY_ONE, tap=("--tokenizer", "ids", *blocks))
     assert (account["offered"], account["recorded"], account["hashed"]) == (REQUESTS, REQUESTS, REQUESTS)
@@ -81,7 +81,7 @@ def test_a_load_is_recorded_whole_and_replays_as_captured(llamacpp: str, tmp_pat
     assert replayed(trace, llamacpp, "--cold-prompts")["cached_nonzero"] == 0
 
 
-def test_slots_are_the_simulators_when_more_requests_run_than_there_are_slots(llamacpp: str, tmp_path: Path) -> None:
+def test_slot_reuse_equals_the_simulator_with_more_requests_than_slots(llamacpp: str, tmp_path: Path) -> None:
     """Two ends within milliseconds may be seen in another order than the engine had them; most are not so close."""
     trace = tmp_path / "t.jsonl"
     capture(llamacpp, trace, "--rate", "40")
@@ -91,14 +91,14 @@ def test_slots_are_the_simulators_when_more_requests_run_than_there_are_slots(ll
 
 
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
-def test_conversations_are_taken_and_hashed(llamacpp: str, tmp_path: Path, api: str) -> None:
+def test_conversations_are_recorded_and_hashed(llamacpp: str, tmp_path: Path, api: str) -> None:
     account = capture(llamacpp, tmp_path / "t.jsonl", "--api", api, *ONE_BY_ONE, tap=("--tokenizer", "engine"))
     assert (account["recorded"], account["hashed"]) == (REQUESTS, REQUESTS)
     assert account["prompt_counts_matched"] == account["prompt_counts_checked"] > 0
     assert {record.status for record in load_trace(tmp_path / "t.jsonl")[1]} == {"ok"}
 
 
-def test_requests_at_the_heels_of_a_stream_are_neither_lost_nor_recorded_twice(llamacpp: str, tmp_path: Path) -> None:
+def test_requests_right_after_a_stream_are_recorded_once(llamacpp: str, tmp_path: Path) -> None:
     """It closes a connection after each stream, unsaid: a request on that connection would be lost."""
     trace = tmp_path / "t.jsonl"
     body = json.dumps({"prompt": [1, 2, 3], "n_predict": 2, "stream": True, "ignore_eos": True})
@@ -114,7 +114,7 @@ def test_requests_at_the_heels_of_a_stream_are_neither_lost_nor_recorded_twice(l
     assert [record.status for record in load_trace(trace)[1]] == ["ok"] * 60
 
 
-def test_a_reset_that_its_memory_survives_is_refused(tmp_path: Path) -> None:
+def test_reset_is_refused_if_the_host_cache_survives(tmp_path: Path) -> None:
     """Slots are erased; the prompt cache, which is on unless it is switched off, keeps what they lost before."""
     if not llama_engine.HOME.is_installed():
         pytest.skip("python -m scripts.llama_engine install")

@@ -29,7 +29,7 @@ def prompts(seed: int) -> list[list[int]]:
     return found
 
 
-def test_cached_tokens_are_those_of_a_served_sglang(tmp_path: Path) -> None:
+def test_cached_tokens_equal_a_served_sglang(tmp_path: Path) -> None:
     if not sglang_engine.HOME.is_installed():
         pytest.skip("python -m scripts.sglang_engine install")
     rng, keys = random.Random(7), dict[tuple[int, ...], int]()

@@ -153,7 +153,7 @@ def test_doctor_checks_cached_tokens_and_cache_reset(
     sim_server: str,
     request: pytest.FixtureRequest,
 ) -> None:
-    request.getfixturevalue("monkeypatch").setattr("kvtape.doctor.readiness.look_at", lambda *_: ready)
+    request.getfixturevalue("monkeypatch").setattr("kvtape.doctor.readiness.inspect_engine", lambda *_: ready)
     assert check(name, request.getfixturevalue("capsys"), "--url", sim_server)[::2] == found
 
 

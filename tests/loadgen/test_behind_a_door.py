@@ -42,18 +42,18 @@ def test_bad_rows_name_line_and_field(
     assert "expected --ca FILE" in refused(url)
     assert "is for another host" in refused(url.replace("127.0.0.1", "localhost"), "--ca", "ca.pem")
     assert refused(url.replace("https", "http"), "--ca", "ca.pem").endswith(
-        "plain HTTP on a port that speaks TLS; expected https:// instead of http://"
+        "plain HTTP on a TLS port; expected https:// instead of http://"
     )
     assert refused(f"{door.url}/team-b", "--ca", "ca.pem").endswith(
         "/team-b/v1/models: HTTP 404; expected an engine's base URL, or --model NAME"
     )
     monkeypatch.setenv("OPENAI_API_KEY", f"{CANARY}-old")
     assert refused(url, "--ca", "ca.pem").endswith(
-        "HTTP 401 with the key that was sent; expected a key that it takes in $OPENAI_API_KEY"
+        "HTTP 401 with the key that was sent; expected a valid key in $OPENAI_API_KEY"
     )
     # A gateway that lets the models be listed: the requests' own refusal names the variable, too.
     assert "HTTP 401 with the key that was sent" in refused(url, "--ca", "ca.pem", "--model", "scripted")
-    assert "takes in $OPENAI_API_KEY; the engine's settings on it stay unknown" in capfd.readouterr().err
+    assert "key in $OPENAI_API_KEY; the engine's settings on this page are unknown" in capfd.readouterr().err
     monkeypatch.delenv("OPENAI_API_KEY")
     assert refused(url, "--ca", "ca.pem").endswith(
         "HTTP 401 without a key; expected one in $OPENAI_API_KEY, or the variable of --api-key-env"

@@ -49,10 +49,10 @@ def client_of(trace: Path) -> Client:
     return measure_client(load_run("x", trace))
 
 
-def test_a_late_run_is_said_to_be(tmp_path: Path) -> None:
+def test_a_late_run_is_reported(tmp_path: Path) -> None:
     trace = trace_of(tmp_path / "t.jsonl", [0.1] * 94 + [9.0] * 6)
-    said = "the client was late: 6 of 100 late by more than 5.0 ms; lag p99 9.0 ms; repeat it (idle machine, "
-    assert any(note.startswith(f"load: {said}") for note in notes_of(trace))
+    message = "the client was late: 6 of 100 late by more than 5.0 ms; lag p99 9.0 ms; repeat it (idle machine, "
+    assert any(note.startswith(f"load: {message}") for note in notes_of(trace))
 
 
 @pytest.mark.parametrize("source", ["tap", "sim"])

@@ -32,7 +32,7 @@ durations = st.lists(st.floats(0.0, 1e7, allow_subnormal=False).map(lambda value
 
 
 @given(st.lists(durations, min_size=1, max_size=4), st.integers(0, 15), st.floats(0.0, 1.0))
-def test_parts_add_up_to_the_whole_folded_or_not(parts: list[list[float]], folded: int, share: float) -> None:
+def test_merged_samples_equal_the_complete_sample(parts: list[list[float]], folded: int, share: float) -> None:
     merged = Sample()
     for index, part in enumerate(parts):
         sample = sample_of(part)
@@ -49,7 +49,7 @@ def test_parts_add_up_to_the_whole_folded_or_not(parts: list[list[float]], folde
         assert merged.quantile(share) == pytest.approx(exact, rel=0.001, abs=1e-9)
 
 
-def test_a_large_sample_takes_bounded_room_and_stays_close(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_sample_has_bounded_memory_and_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_counts, "EXACT_VALUES", 1000)
     drawn = random.Random(1)
     values = [drawn.lognormvariate(3.0, 1.5) for _ in range(50_000)]
@@ -87,7 +87,7 @@ A, B = (
 )
 
 
-def test_what_a_tally_says_of_requests() -> None:
+def test_request_counts() -> None:
     tally = tally_of(A, B)
     assert (tally.started, tally.ended, tally.failed, tally.refused) == (2, 2, 1, 1)
     assert tally.recent.ttft_ms.values.tolist() == [30.0]
@@ -96,7 +96,7 @@ def test_what_a_tally_says_of_requests() -> None:
     assert (tally.prompt_tokens, tally.looked_up_tokens, tally.cached_tokens) == (200, 200, 128)
 
 
-def test_refusals_tell_of_the_whole_run_once_they_are_as_many_as_are_in_flight() -> None:
+def test_only_refusals_needs_as_many_refusals_as_requests_in_flight() -> None:
     tally = tally_of(*[B] * 4)
     assert tally.only_refusals
     tally.in_flight = 5  # asked for earlier perhaps, and only slower to come
@@ -106,11 +106,11 @@ def test_refusals_tell_of_the_whole_run_once_they_are_as_many_as_are_in_flight()
     assert not tally_of(*[B] * 9, A).only_refusals
 
 
-def test_what_is_recent_came_since_it_was_last_taken() -> None:
+def test_recent_samples_are_since_the_last_pop() -> None:
     tally = tally_of(A)
-    counts, first = tally.counts(), tally.take_recent()
+    counts, first = tally.counts(), tally.pop_recent()
     tally.start()
-    assert (first.ttft_ms.count, tally.take_recent().ttft_ms.count) == (1, 0)
+    assert (first.ttft_ms.count, tally.pop_recent().ttft_ms.count) == (1, 0)
     assert [len(sample.values) for sample in first.samples] == [0, 0, 0], "told by bucket: small, however many came"
     assert (counts.started, tally.counts().started) == (1, 2)
     tally.statuses["ok"] += 1

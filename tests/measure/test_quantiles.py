@@ -6,13 +6,13 @@ import sys
 import numpy as np
 import pytest
 
-from measure.quantiles import interval_places, quantile, quantile_bucket, quantile_place
+from measure.quantiles import interval_indices, quantile, quantile_bucket, quantile_index
 
 
 def test_the_quantile_is_the_order_statistic_number_qn_rounded_up() -> None:
-    assert [quantile_place(level, 10) for level in (0.0, 0.1, 0.11, 0.5, 0.9, 0.99, 1.0)] == [0, 0, 1, 4, 8, 9, 9]
-    assert [quantile_place(0.5, n) for n in (1, 2, 3, 4, 5)] == [0, 0, 1, 1, 2]
-    assert quantile_place(0.07, 100) == 6  # 0.07 * 100 is a little above 7 in floats
+    assert [quantile_index(level, 10) for level in (0.0, 0.1, 0.11, 0.5, 0.9, 0.99, 1.0)] == [0, 0, 1, 4, 8, 9, 9]
+    assert [quantile_index(0.5, n) for n in (1, 2, 3, 4, 5)] == [0, 0, 1, 1, 2]
+    assert quantile_index(0.07, 100) == 6  # 0.07 * 100 is a little above 7 in floats
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 50, 1_000])
@@ -23,14 +23,14 @@ def test_it_is_the_inverted_distribution(n: int) -> None:
         assert quantile(values, level) == quantile(values.tolist(), level) == expected
 
 
-def test_an_interval_of_draws_holds_one_more_with_its_confidence() -> None:
-    assert [interval_places(0.90, n) for n in (1, 3, 19, 20, 64, 500)] == [
+def test_an_interval_of_draws_covers_a_further_draw_with_its_confidence() -> None:
+    assert [interval_indices(0.90, n) for n in (1, 3, 19, 20, 64, 500)] == [
         (0, 0), (0, 2), (0, 18), (0, 19), (2, 61), (24, 475)
     ]  # fmt: skip
     # (n + 1) · tail is a whole number here, which floats miss to either side.
-    assert [interval_places(confidence, 199) for confidence in (0.95, 0.9, 0.8)] == [(4, 194), (9, 189), (19, 179)]
+    assert [interval_indices(confidence, 199) for confidence in (0.95, 0.9, 0.8)] == [(4, 194), (9, 189), (19, 179)]
     for n in (64, 128, 256):
-        low, high = interval_places(0.90, n)
+        low, high = interval_indices(0.90, n)
         assert 0.90 <= (high - low) / (n + 1) < 0.91
 
 

@@ -9,7 +9,7 @@ from report.compare.cells import Cell, describe, measure
 from tracefile.records.arrays import FloatArray
 
 
-def test_sessions_that_met_in_one_queue_are_one_unit() -> None:
+def test_sessions_that_overlap_in_the_queue_are_a_unit() -> None:
     arrival_ms = np.array([0.0, 3.0, 10.0, 12.0, 30.0, 30.0, 41.0])
     wait_ms = np.array([5.0, 4.0, 1.0, np.nan, 2.0, 20.0, 1.0])
     # 0 and 3 overlap, 10 is alone, 12 kept nobody waiting; 30, 30 and 41 are one queue.
@@ -35,18 +35,19 @@ def test_intervals_know_the_queue() -> None:
 
 
 def test_saturation_has_no_interval() -> None:
-    told = describe(queue_cell(np.random.default_rng(2), 1.5, 400, 0))
-    assert told.effective_n < FEWEST_UNITS
-    assert (told.p50.low_ms, told.p50.high_ms) == (None, None)
+    output = describe(queue_cell(np.random.default_rng(2), 1.5, 400, 0))
+    assert output.effective_n < FEWEST_UNITS
+    assert (output.p50.low_ms, output.p50.high_ms) == (None, None)
 
 
 def test_an_interval_is_open_above_where_the_sample_ends() -> None:
     """A hundred independent waits have one above their p99 and ten above their p90."""
     wait_ms = np.random.default_rng(3).lognormal(4.0, 0.5, 100)
-    told = describe(measure(sample(wait_ms), np.arange(100), draw_weights(100, 100, 0)))
-    assert told.effective_n == 100.0
-    assert [one.high_ms is None for one in (told.p50, told.p90, told.p95, told.p99)] == [False, False, True, True]
-    assert all(one.low_ms is not None for one in (told.p50, told.p90, told.p95, told.p99))
+    output = describe(measure(sample(wait_ms), np.arange(100), draw_weights(100, 100, 0)))
+    assert output.effective_n == 100.0
+    levels = (output.p50, output.p90, output.p95, output.p99)
+    assert [level.high_ms is None for level in levels] == [False, False, True, True]
+    assert all(level.low_ms is not None for level in levels)
 
 
 def queue_cell(random: np.random.Generator, utilization: float, n: int, seed: int) -> Cell:

@@ -34,7 +34,7 @@ def test_kaplan_meier_by_hand() -> None:
     survival = 1.0 - incidence(waits)
     assert survival == pytest.approx([0.8, 0.6, 0.6, 0.3, 0.3])
     assert quantiles(waits, incidence(waits), LEVELS).tolist() == [30.0, np.inf, np.inf]
-    assert waits.known_until_ms == 40.0
+    assert waits.observed_until_ms == 40.0
 
 
 def test_a_failed_request_never_gets_its_token() -> None:
@@ -89,35 +89,35 @@ def test_a_weight_is_a_repetition(pairs: list[tuple[int, int]], weights: list[in
     assert weighted == pytest.approx(survival_at(repeated, incidence(repeated), times))
 
 
-def test_the_bootstrap_draws_sessions_whole() -> None:
+def test_the_bootstrap_draws_complete_sessions() -> None:
     # Two sessions of 50 equal waits each: a draw holds one, the other or both, so p50 is one of the two values only.
     times = np.repeat([10.0, 20.0], 50)
     waits = latency_sample(times, np.zeros(100, dtype=np.int8), np.arange(100))
     session = np.repeat([0, 1], 50)
     weights = draw_weights(2, 400, seed=3)
     assert set(weights.sum(axis=1).tolist()) == {2}
-    found = resample(waits, session, weights, LEVELS, np.array([49]))
-    assert set(found.quantiles_ms[:, 0].tolist()) == {10.0, 20.0}
+    result = resample(waits, session, weights, LEVELS, np.array([49]))
+    assert set(result.quantiles_ms[:, 0].tolist()) == {10.0, 20.0}
     # Share still waiting after 10 ms: none, half or all of it, never in between as requests drawn alone would give.
-    assert set(found.survival[:, 0].tolist()) == {0.0, 0.5, 1.0}
-    low, high = interval(found.quantiles_ms)
+    assert set(result.survival[:, 0].tolist()) == {0.0, 0.5, 1.0}
+    low, high = interval(result.quantiles_ms)
     assert (low[0], high[0]) == (10.0, 20.0)
 
 
 def test_distances_by_hand() -> None:
     # {1, 3} against {2, 6}: the curves are 1/2 apart on [1, 2) and on [3, 6), so W1 = 0.5 + 1.5.
-    found = distance(waits_of((1, EVENT), (3, EVENT)), waits_of((2, EVENT), (6, EVENT)))
-    assert found.w1_ms == pytest.approx(2.0)
-    assert found.w1_log == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2))
-    assert (found.sup, found.horizon_ms) == (0.5, None)
+    result = distance(waits_of((1, EVENT), (3, EVENT)), waits_of((2, EVENT), (6, EVENT)))
+    assert result.w1_ms == pytest.approx(2.0)
+    assert result.w1_log == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2))
+    assert (result.sup, result.horizon_ms) == (0.5, None)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.lists(st.integers(1, 50), min_size=1, max_size=30))
 def test_uncensored_w1_is_scipys(first: list[int], second: list[int]) -> None:
     from scipy import stats
 
-    found = distance(waits_of(*((t, EVENT) for t in first)), waits_of(*((t, EVENT) for t in second)))
-    assert found.w1_ms == pytest.approx(stats.wasserstein_distance(first, second))
+    result = distance(waits_of(*((t, EVENT) for t in first)), waits_of(*((t, EVENT) for t in second)))
+    assert result.w1_ms == pytest.approx(stats.wasserstein_distance(first, second))
 
 
 def test_large_samples_are_thinned_to_their_order_statistics(monkeypatch: pytest.MonkeyPatch) -> None:

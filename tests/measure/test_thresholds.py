@@ -28,22 +28,22 @@ def parsed(text: str) -> Threshold:
     ],
 )
 def test_a_threshold_names_a_value_and_its_limit(text: str, expected: tuple[object, ...]) -> None:
-    found = parsed(text)
-    assert found.text == text.strip()
+    result = parsed(text)
+    assert result.text == text.strip()
     assert (
-        found.label,
-        found.cohort,
-        found.metric,
-        found.percentile,
-        found.key,
-        found.op,
-        found.limit,
-        found.unit,
+        result.label,
+        result.cohort,
+        result.metric,
+        result.percentile,
+        result.key,
+        result.op,
+        result.limit,
+        result.unit,
     ) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("ttft.p90", "not a threshold"),
         ("p90<=500ms", "no metric 'p90'; expected one of cached, ttft, tpot, itl, e2e"),
@@ -52,10 +52,10 @@ def test_a_threshold_names_a_value_and_its_limit(text: str, expected: tuple[obje
         ("ttft.p0<=1s", "'p0'; expected pNN, a key, or pNN.key"),
     ],
 )
-def test_another_text_is_refused_with_what_is_wrong(text: str, said: str) -> None:
+def test_another_text_is_refused_with_what_is_wrong(text: str, message: str) -> None:
     with pytest.raises(InputError, match="--gate") as raised:
         parsed(text)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(

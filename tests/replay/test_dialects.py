@@ -143,13 +143,21 @@ def test_adapters_are_named_as_each_engine_knows_them(
 @pytest.mark.parametrize(
     ("name", "set_up", "message"),
     [
-        ("vllm", {"busy": True}, "POST /reset_prefix_cache did not succeed; expected an engine with nothing in flight"),
+        (
+            "vllm",
+            {"busy": True},
+            "POST /reset_prefix_cache failed; expected an engine without requests in flight",
+        ),
         (
             "llamacpp",
             {"saves": False},
             "/slots/0?action=erase gave HTTP 501; expected a llama.cpp started with --slot-save",
         ),
-        ("llamacpp", {"remembers": True}, "32 tokens still cached after llamacpp's reset; expected none (it keeps"),
+        (
+            "llamacpp",
+            {"remembers": True},
+            "32 tokens still cached after llamacpp's reset; expected none (llama.cpp also caches",
+        ),
     ],
 )
 def test_a_reset_that_did_not_work_is_an_error(
@@ -170,7 +178,7 @@ def test_a_reset_that_did_not_work_is_an_error(
     [
         ({"/metrics": '# HELP x\nsglang:num_running_reqs{a="b"} 1.0\n'}, SGLANG, "its metrics are sglang:…"),
         ({"/props": '{"build_info": "b1"}'}, LLAMA_CPP, "it has /props with build_info"),
-        ({"/v1/models": '{"data": [{"owned_by": "tensorrt_llm"}]}'}, TENSORRT_LLM, "as /v1/models says"),
+        ({"/v1/models": '{"data": [{"owned_by": "tensorrt_llm"}]}'}, TENSORRT_LLM, "by owned_by in /v1/models"),
         ({"/v1/models": "not JSON", "/props": "[]", "/metrics": "\x00\n\n"}, None, "no evidence of another engine"),
     ],
 )

@@ -44,12 +44,12 @@ def routed(
     names = [str(place) for place in range(engines)]
     model = make_model(COSTS, CONFIG)
     load = FleetLoad(arrivals, [FleetEngine(name, CONFIG, model) for name in names], None)
-    load.dispatch = Dispatch(load.fleet, routed_requests(arrivals, 4), Router(names, policy), incidents=events)
+    load.dispatch = Dispatch(load.fleet, routed_requests(arrivals, 4), Router(names, policy), timeline=events)
     load.dispatch.run()
     return load
 
 
-RUN_FIELDS = ("outcome", "num_seen", "arrival_ms", "entry_ms", "admitted_ms", "ttft_ms", "e2e_ms")
+RUN_FIELDS = ("outcome", "num_delivered", "arrival_ms", "entry_ms", "admitted_ms", "ttft_ms", "e2e_ms")
 
 
 def runs_of(requests: Sequence[SimulatedRequest]) -> dict[str, npt.NDArray[Any]]:

@@ -79,7 +79,7 @@ class PlannedEngine(Engine):
         if self._spread:
             duration_ms = (self.now_ms - start_ms) * self._random.lognormvariate(0.0, self._spread)
             self.now_ms = self.timeline.ends_ms[-1] = start_ms + duration_ms
-            self.timeline.seen_ms[-1] = max([self.now_ms, *self.timeline.seen_ms[-2:-1]])
+            self.timeline.delivered_ms[-1] = max([self.now_ms, *self.timeline.delivered_ms[-2:-1]])
 
     def _end(self, place: int, outcome: str) -> None:
         super()._end(place, outcome)

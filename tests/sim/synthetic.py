@@ -93,7 +93,7 @@ class UnevenEngine(Engine):
         super()._advance(row)
         duration_ms = (self.now_ms - start_ms) * math.exp(self._random.gauss(0.0, self._spread))
         self.now_ms = self.timeline.ends_ms[-1] = start_ms + duration_ms
-        self.timeline.seen_ms[-1] = max([self.now_ms, *self.timeline.seen_ms[-2:-1]])
+        self.timeline.delivered_ms[-1] = max([self.now_ms, *self.timeline.delivered_ms[-2:-1]])
 
 
 def capture(records: list[Record], model: Model, seed: int = 0, spread: float = 0.05) -> list[Record]:

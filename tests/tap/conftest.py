@@ -21,7 +21,7 @@ from engines.facts import EngineFacts
 from tap.ipc.messages import UpstreamEntry
 from tap.ipc.settings import Settings
 from tap.ipc.sharedmemory import WorkerCounts
-from tap.proxy.capture_buffer import CopyBudget
+from tap.proxy.capture_buffer import CaptureBudget
 from tap.proxy.injectingrelay import new_relays
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import Relays
@@ -185,7 +185,7 @@ class RunningTap:
     port: int
     link: RecorderLink
     relays: Relays
-    budget: CopyBudget
+    budget: CaptureBudget
     server: Server
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -372,7 +372,7 @@ class Lab:
             await stack.enter_async_context(upstream.serving())
             config = self.config(upstream.port, **settings)
             folder = stack.enter_context(runtime_folder())
-            budget, counts = CopyBudget(config.queue_bytes), WorkerCounts(folder, 1)
+            budget, counts = CaptureBudget(config.queue_bytes), WorkerCounts(folder, 1)
             ledger = Ledger(counts, 1)
             setup = recorder_setup(config, self.key, facts, recorder_socket(folder))
             async with recording(setup, ledger):
@@ -390,7 +390,7 @@ class Lab:
                 upstreams.close()
                 await link.finish(30.0)
             self.counts = ledger.account(ended=True)
-        assert budget.held_bytes == 0, "a copy was neither handed over nor released"
+        assert budget.used_bytes == 0, "a copy was neither handed over nor released"
         assert relays.in_flight == 0
 
     def command(

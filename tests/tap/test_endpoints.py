@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.dialect import DialectName
-from tap.ipc.messages import Endpoint, ExchangeCopy
+from tap.ipc.messages import CapturedExchange, Endpoint
 from tap.prompts.prompt import PromptHasher
 from tap.proxy.capture_buffer import recorded_endpoint
-from tap.recorder.recording import MadeRecord, RecordMaker
+from tap.recorder.recording import RecordBuilder, RecordResult
 from tracefile.analysis.checking import check_gaps, check_hashes, check_signs, check_times, check_tokens
 from tracefile.hashing.blockhash import BlockHasher, keyed_id
 from tracefile.hashing.hashkey import HashKey
@@ -55,12 +55,12 @@ def chain(ids: Sequence[int], model: str = "m") -> list[int]:
     return hashes
 
 
-def maker(tokenizer: Any = None, **settings: Any) -> RecordMaker:
+def maker(tokenizer: Any = None, **settings: Any) -> RecordBuilder:
     prompts = PromptHasher(KEY, "xxh3_64", BLOCK, tokenizer=tokenizer)
-    return RecordMaker(KEY, prompts, epoch_ns=0, hash_model=None, **settings)
+    return RecordBuilder(KEY, prompts, epoch_ns=0, hash_model=None, **settings)
 
 
-def exchange(endpoint: Endpoint, body: Any, answer: Any, **fields: Any) -> ExchangeCopy:
+def exchange(endpoint: Endpoint, body: Any, answer: Any, **fields: Any) -> CapturedExchange:
     """An answer that is a list is a stream: each of its events comes with a read of its own, 1 ms after the other."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     if isinstance(answer, list):
@@ -72,13 +72,13 @@ def exchange(endpoint: Endpoint, body: Any, answer: Any, **fields: Any) -> Excha
     settings: dict[str, Any] = {
         "endpoint": endpoint, "arrival_ns": 0, "end_ns": 99_000_000, "concurrency": 1, "request_headers": {},
         "request_body": [data], "http_status": 200, "response_headers": {"content-type": content_type},
-        "response_reads": reads, "response_whole": True, "last_reads": [], "outcome": "ok", "error_kind": None,
+        "response_reads": reads, "response_complete": True, "last_reads": [], "outcome": "ok", "error_kind": None,
     }  # fmt: skip
-    return ExchangeCopy(**(settings | fields))
+    return CapturedExchange(**(settings | fields))
 
 
-def made(endpoint: Endpoint, body: Any, answer: Any, tokenizer: Any = None, **fields: Any) -> MadeRecord:
-    return maker(tokenizer or LetterTokenizer()).make(exchange(endpoint, body, answer, **fields))
+def made(endpoint: Endpoint, body: Any, answer: Any, tokenizer: Any = None, **fields: Any) -> RecordResult:
+    return maker(tokenizer or LetterTokenizer()).build(exchange(endpoint, body, answer, **fields))
 
 
 def responses_usage(prompt: int, output: int, cached: int) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def responses_usage(prompt: int, output: int, cached: int) -> dict[str, Any]:
         (b"/model/alicecanary/converse-stream", "/converse-stream"),
     ],
 )
-def test_which_posts_are_recorded_and_under_what_name(target: bytes, endpoint: str | None) -> None:
+def test_recorded_endpoints(target: bytes, endpoint: str | None) -> None:
     assert recorded_endpoint(target) == endpoint
 
 
@@ -156,9 +156,7 @@ def native(content: str, ids: list[int], **fields: Any) -> dict[str, Any]:
         ("/v1/completions", [1], "engine"),
     ],
 )
-def test_llamacpps_own_completion_is_recorded_with_its_chain_and_counts(
-    endpoint: str, prompt: str | list[int], source: str
-) -> None:
+def test_llamacpp_native_completion(endpoint: str, prompt: str | list[int], source: str) -> None:
     body = {"prompt": prompt, "n_predict": 3, "n_cmpl": 2, "stream": True, "model": "m"}
     ids = [1, *letters(prompt)] if isinstance(prompt, str) else prompt
     counts = {"tokens_predicted": 3, "tokens_evaluated": len(ids), "timings": {"cache_n": len(ids) - 1, "prompt_n": 1}}
@@ -191,7 +189,7 @@ def test_a_response_without_its_end_is_incomplete() -> None:
         ({"input": [{"type": "reasoning", "encrypted_content": "gAAA"}]}, "encrypted_reasoning"),
     ],
 )
-def test_a_response_to_what_the_server_keeps_has_no_chain_and_a_reason(fields: dict[str, Any], reason: str) -> None:
+def test_requests_with_server_state_are_unhashed(fields: dict[str, Any], reason: str) -> None:
     answer = {"status": "completed", "usage": responses_usage(9, 1, 0), "output": []}
     found = made("/v1/responses", {"model": "m", "input": "go on", **fields}, answer)
     assert (found.unhashed, found.record.block_hashes, found.record.prompt_tokens) == (reason, None, 9)
@@ -199,7 +197,7 @@ def test_a_response_to_what_the_server_keeps_has_no_chain_and_a_reason(fields: d
     assert session == (keyed_id(KEY, "session", "conv_1") if reason == "conversation" else None)
 
 
-def test_the_engines_own_ids_make_a_chain_where_the_request_does_not_tell_its_prompt() -> None:
+def test_engine_token_ids_are_hashed_if_the_prompt_is_not_in_the_request() -> None:
     ids = list(range(9))
     answer = {
         "status": "completed", "output": [], "usage": responses_usage(9, 2, 0),
@@ -211,7 +209,7 @@ def test_the_engines_own_ids_make_a_chain_where_the_request_does_not_tell_its_pr
     assert (found.unhashed, found.prompt_count_matches) == (None, True)
 
 
-def test_a_streamed_message_with_tools_and_a_prompt_in_three_parts() -> None:
+def test_streamed_message_with_tools_and_cached_prompt() -> None:
     body = {
         "model": "m", "max_tokens": 9, "stream": True, "system": [{"type": "text", "text": "be"}],
         "tools": [{"name": "sail", "input_schema": {}}], "metadata": {"user_id": "s"},
@@ -254,7 +252,7 @@ def test_an_embeddings_prompt_is_hashed_as_a_completions_is_and_a_batch_is_not()
         ("/v1/audio/transcriptions", b"--boundary\r\n\x00", {"text": "said"}, "application/json", "form"),
     ],
 )
-def test_any_other_endpoint_is_recorded_by_its_shape(
+def test_unknown_endpoint_is_recorded_by_shape(
     endpoint: str, body: Any, answer: Any, content_type: str, reason: str
 ) -> None:
     found = made(endpoint, body, answer, response_headers={"content-type": content_type})
@@ -263,7 +261,7 @@ def test_any_other_endpoint_is_recorded_by_its_shape(
     assert found.unhashed == {"other": "other_endpoint", "form": "request_not_json"}[reason]
 
 
-def test_several_choices_count_together_and_have_no_one_output_chain() -> None:
+def test_several_choices_have_summed_tokens_and_no_output_hashes() -> None:
     choices = [{"index": index, "text": "ab", "token_ids": [5, 6]} for index in range(3)]
     answer = {"choices": choices, "usage": {"prompt_tokens": 4, "completion_tokens": 6}}
     body = {"model": "m", "prompt": [1, 2, 3, 4], "n": 3, "logprobs": 5}
@@ -280,26 +278,24 @@ def usage_of(details: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("dialect", "expected"), [("sglang", [None, 3, 0]), ("vllm", [None, 3, None]), ("llamacpp", [None, 3, None])]
 )
-def test_sglang_leaves_out_a_zero_and_only_a_trace_that_shows_it_reports_is_read_so(
-    dialect: DialectName, expected: list[int | None]
-) -> None:
+def test_sglang_missing_cached_tokens_are_zero_after_a_report(dialect: DialectName, expected: list[int | None]) -> None:
     recorder = maker(dialect=dialect)
     body = {"model": "m", "prompt": [1, 2, 3, 4]}
     answers = [usage_of(None), usage_of({"cached_tokens": 3}), usage_of(None)]
-    records = [recorder.make(exchange("/v1/completions", body, answer)).record for answer in answers]
+    records = [recorder.build(exchange("/v1/completions", body, answer)).record for answer in answers]
     assert [record.cached_tokens for record in records] == expected
-    failed = recorder.make(exchange("/v1/completions", body, {"error": {}}, http_status=500)).record
+    failed = recorder.build(exchange("/v1/completions", body, {"error": {}}, http_status=500)).record
     assert failed.cached_tokens is None, "no usage, no count"
 
 
-def test_kept_headers_the_upstream_and_what_was_injected_are_in_the_record() -> None:
+def test_record_has_headers_upstream_and_injections() -> None:
     recorder = maker(keep_headers=("x-team", "x-none"))
     body, answer = {"model": "m", "prompt": [1, 2, 3, 4]}, usage_of(None)
     headers = {"x-team": "search", "x-request-id": "r"}
     copy = exchange("/v1/completions", body, answer, request_headers=headers, upstream="http://b:1", injected=["usage"])
-    record = recorder.make(copy).record
+    record = recorder.build(copy).record
     assert (record.headers, record.upstream, record.injected) == ({"x-team": "search"}, "http://b:1", ["usage"])
-    plain = recorder.make(exchange("/v1/completions", body, answer)).record
+    plain = recorder.build(exchange("/v1/completions", body, answer)).record
     assert (plain.headers, plain.upstream, plain.injected) == (None, None, None)
 
 
@@ -324,7 +320,7 @@ def test_a_cut_stream_without_usage_has_no_count_of_output_tokens() -> None:
     """The copy has the stream's beginning and its end: the tokens between are not counted, and unknown is not 0."""
     body, event = {"model": "m", "prompt": [1, 2, 3, 4], "stream": True}, {"choices": [{"index": 0, "text": "x"}]}
     end = [(98_000_000, b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(event).encode())]
-    cut = made("/v1/completions", body, [event, event], response_whole=False, last_reads=end).record
+    cut = made("/v1/completions", body, [event, event], response_complete=False, last_reads=end).record
     assert (cut.status, cut.ttft_ms, cut.itl_ms) == ("ok", 1.0, [])
     assert (cut.prompt_tokens, cut.output_tokens, cut.tokens_source) == (4, None, "tokenizer")
     whole = made("/v1/completions", body, [event, event]).record
@@ -332,7 +328,7 @@ def test_a_cut_stream_without_usage_has_no_count_of_output_tokens() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_without_content_type_is_read_as_it_was_asked_for(stream: bool) -> None:
+def test_response_without_content_type(stream: bool) -> None:
     """A gateway leaves the header out."""
     body, answer = {"model": "m", "prompt": [1, 2, 3, 4], "stream": stream}, usage_of({"cached_tokens": 0})
     record = made("/v1/completions", body, [answer] if stream else answer, response_headers={}).record
@@ -359,7 +355,7 @@ JSON = st.recursive(
 @given(endpoint=st.sampled_from(sorted(ENDPOINTS)), body=JSON, answer=JSON | st.lists(JSON) | st.binary())
 def test_whatever_is_sent_has_a_record_that_can_be_written(endpoint: str, body: Any, answer: Any) -> None:
     for recorder in (maker(LetterTokenizer()), maker()):
-        record = recorder.make(exchange(endpoint, body, answer)).record
+        record = recorder.build(exchange(endpoint, body, answer)).record
         assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(record)), Record) == record
         assert_checked(record)
 
@@ -372,7 +368,7 @@ def test_whatever_is_sent_has_a_record_that_can_be_written(endpoint: str, body: 
         ({"max_tokens": 0, "n": 2}, (0, 2)),
     ],
 )
-def test_odd_counts_of_a_client_are_null(fields: Any, shape: tuple[Any, Any]) -> None:
+def test_invalid_counts_of_a_client_are_null(fields: Any, shape: tuple[Any, Any]) -> None:
     record = made("/v1/completions", {"model": "m", "prompt": [1, 2, 3, 4], **fields}, usage_of(None)).record
     assert (record.max_tokens, record.n) == shape
     assert_checked(record)
@@ -392,7 +388,7 @@ def assert_checked(record: Record) -> None:
         ((4, 2, 4), (4, 2, 4)),
     ],
 )
-def test_usage_that_no_engine_can_have_is_not_believed(usage: Any, counts: Any) -> None:
+def test_impossible_usage_is_ignored(usage: Any, counts: Any) -> None:
     prompt, output, cached = usage
     details = None if cached is None else {"cached_tokens": cached}
     told = {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
@@ -408,17 +404,17 @@ def test_usage_that_no_engine_can_have_is_not_believed(usage: Any, counts: Any) 
 
 
 @pytest.mark.parametrize("reason", ["alice's secret", "x" * 100, "\x1b[2J", "kanarie"])
-def test_a_finish_reason_of_any_text_is_other(reason: str) -> None:
+def test_unknown_finish_reason_is_recorded_as_other(reason: str) -> None:
     answer = {"choices": [{"text": "a", "finish_reason": reason}]}
     assert made("/v1/completions", {"model": "m", "prompt": [1]}, answer).record.finish_reason == "other"
 
 
 @pytest.mark.parametrize("model", ["a\x1b[2Jb", "a\nb", "m" * 201, "\u202eabc"])
-def test_a_model_that_could_move_a_cursor_is_no_name(model: str) -> None:
+def test_model_names_with_control_characters_are_ignored(model: str) -> None:
     assert made("/v1/completions", {"model": model, "prompt": [1]}, usage_of(None)).record.model is None
 
 
-def test_a_long_cache_salt_is_kept_nowhere() -> None:
+def test_long_cache_salt_is_not_cached() -> None:
     recorder = maker(LetterTokenizer())
     before = bytes_held_after(lambda: None)
     chains = set()
@@ -427,7 +423,7 @@ def test_a_long_cache_salt_is_kept_nowhere() -> None:
         for number in range(20):
             body = {"model": "m", "prompt": "a prompt of some words", "cache_salt": f"{number}" + "s" * 200_000}
             chains.add(
-                tuple(recorder.make(exchange("/v1/completions", body, usage_of(None))).record.block_hashes or ())
+                tuple(recorder.build(exchange("/v1/completions", body, usage_of(None))).record.block_hashes or ())
             )
 
     assert bytes_held_after(record_salts) - before < 1_000_000

@@ -8,7 +8,7 @@ from typing import Any, cast
 import h11
 
 from tap.ipc.messages import UpstreamEntry
-from tap.proxy.capture_buffer import CaptureBuffer, CopyBudget
+from tap.proxy.capture_buffer import CaptureBudget, CaptureBuffer
 from tap.proxy.relay import Relays
 from tap.proxy.upstreams import Upstreams
 from tests.wire.memorynet import MemoryLoop, MemoryTransport, pump
@@ -31,7 +31,7 @@ class Forgetful:
 
     def submit(self, side: CaptureBuffer, *_: Any) -> None:
         """Record nothing."""
-        side.give_up("fuzzed")
+        side.drop("fuzzed")
 
 
 @dataclass
@@ -49,7 +49,7 @@ class FuzzedTap:
         ``relayed``: how many requests it is to believe it had; one relay in some is of the kind that times itself.
         """
         upstreams = Upstreams([UpstreamEntry("http://upstream")])
-        relays = Relays(upstreams, cast(Any, Forgetful()), CopyBudget(1 << 20), 1 << 20)
+        relays = Relays(upstreams, cast(Any, Forgetful()), CaptureBudget(1 << 20), 1 << 20)
         relays.relayed = relayed
         client = MemoryTransport(ClientConnection(relays.new_relay, lambda _: None))
         return cls(client, relays, cast(MemoryLoop, asyncio.get_running_loop()))
@@ -73,7 +73,7 @@ class FuzzedTap:
         await pump()
         assert not self.loop.failures, self.loop.failures
         assert self.relays.in_flight == 0
-        assert self.relays.budget.held_bytes == 0
+        assert self.relays.budget.used_bytes == 0
 
 
 @dataclass(frozen=True)

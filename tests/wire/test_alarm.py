@@ -21,7 +21,7 @@ def waker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("run_loop", [run, asyncio.run], ids=["uvloop", "asyncio"])
-def test_it_rings_at_its_time_and_not_before(run_loop: Callable[..., list[int]]) -> None:
+def test_alarm_rings_at_its_time(run_loop: Callable[..., list[int]]) -> None:
     async def ring_at(waits_ms: list[float]) -> list[int]:
         late_ns: list[int] = []
         rung = asyncio.Event()
@@ -44,7 +44,7 @@ def test_it_rings_at_its_time_and_not_before(run_loop: Callable[..., list[int]])
     assert min(late_ns) >= 0
 
 
-def test_setting_it_again_moves_it_and_unsetting_silences_it() -> None:
+def test_alarm_can_be_moved_and_cancelled() -> None:
     async def move() -> None:
         rung_ns: list[int] = []
         silenced: list[int] = []
@@ -71,7 +71,7 @@ def test_setting_it_again_moves_it_and_unsetting_silences_it() -> None:
     run(move())
 
 
-def test_a_sleeper_wakes_at_its_time_or_when_it_is_woken() -> None:
+def test_sleeper_wakes_at_its_deadline_or_earlier() -> None:
     async def sleep() -> None:
         sleeper = Sleeper()
         due_ns = perf_counter_ns() + 2 * MS

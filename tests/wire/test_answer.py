@@ -42,7 +42,7 @@ COMPLETED = event(
 )
 
 
-def test_a_response_begins_with_its_first_delta_and_ends_with_its_usage() -> None:
+def test_responses_first_token_and_usage() -> None:
     answer = stream(
         RESPONSES, (10, CREATED), (20, MESSAGE_ADDED + PART_ADDED), (30, TEXT), (45, TEXT), (50, TEXT_DONE + COMPLETED)
     )
@@ -64,7 +64,7 @@ def test_a_response_begins_with_its_first_delta_and_ends_with_its_usage() -> Non
         event("response.output_item.added", item={"type": "function_call", "name": "sail", "arguments": ""}),
     ],
 )
-def test_thoughts_refusals_and_calls_are_tokens_of_a_response(first: bytes) -> None:
+def test_responses_reasoning_refusals_and_calls_are_tokens(first: bytes) -> None:
     answer = stream(RESPONSES, (10, CREATED), (20, event("response.in_progress")), (30, first), (40, TEXT))
     assert (answer.first_token_ns, answer.gaps_ns, answer.text) == (30, [10], "hi")
     assert (answer.done, answer.finish_reason) == (False, None)
@@ -88,13 +88,13 @@ def test_thoughts_refusals_and_calls_are_tokens_of_a_response(first: bytes) -> N
         ),
     ],
 )
-def test_how_a_response_may_end(end: bytes, finish_reason: str, error_kind: str | None) -> None:
+def test_responses_ends(end: bytes, finish_reason: str, error_kind: str | None) -> None:
     answer = stream(RESPONSES, (1, TEXT), (2, end))
     assert (answer.done, answer.finish_reason, answer.error_kind) == (True, finish_reason, error_kind)
     assert "secret" not in repr(answer)
 
 
-def test_a_whole_response_has_its_messages_text_and_the_ids_that_were_asked_for() -> None:
+def test_responses_body_has_text_and_token_ids() -> None:
     body = {"object": "response", "model": "m", "status": "completed", "error": None, "output": OUTPUT}
     ids = {"input_messages": [{"type": "raw_message_tokens", "message": "x", "tokens": [1, 2]}], "output_messages": []}
     answer = whole(RESPONSES, {**body, **ids, "usage": RESPONSE_USAGE})
@@ -121,7 +121,7 @@ def ended(**usage: int) -> bytes:
     return event("message_delta", delta={"stop_reason": "end_turn", "stop_sequence": None}, usage=usage)
 
 
-def test_a_message_begins_with_its_first_delta_and_its_prompt_is_the_sum_of_three_parts() -> None:
+def test_messages_first_token_and_prompt_tokens() -> None:
     """As Anthropic's own servers do it: the prompt's parts at the start, the output's count at the end."""
     start = started(input_tokens=5, cache_read_input_tokens=64, cache_creation_input_tokens=16, output_tokens=1)
     answer = stream(
@@ -133,7 +133,7 @@ def test_a_message_begins_with_its_first_delta_and_its_prompt_is_the_sum_of_thre
     assert (answer.text, answer.model, answer.finish_reason, answer.done) == ("hihi", "m", "stop", True)
 
 
-def test_an_engine_that_learns_of_its_cache_at_the_end_is_believed_then() -> None:
+def test_messages_usage_at_the_end_has_precedence() -> None:
     """As vLLM does it: the whole prompt as input at the start, the parts at the end."""
     end = ended(input_tokens=20, cache_read_input_tokens=80, output_tokens=2)
     answer = stream(MESSAGES, (1, started(input_tokens=100, output_tokens=0)), (2, TEXT_DELTA), (3, end + STOP))
@@ -153,13 +153,13 @@ def test_an_engine_that_learns_of_its_cache_at_the_end_is_believed_then() -> Non
         (event("content_block_delta", index=0), False),
     ],
 )
-def test_what_is_a_token_of_a_message(first: bytes, is_token: bool) -> None:
+def test_messages_token_events(first: bytes, is_token: bool) -> None:
     answer = stream(MESSAGES, (10, started(input_tokens=1)), (20, first), (30, TEXT_DELTA))
     assert answer.first_token_ns == (20 if is_token else 30)
     assert answer.text == "hi"
 
 
-def test_a_whole_message() -> None:
+def test_messages_body() -> None:
     content = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
         {"type": "text", "text": "a"},
@@ -172,14 +172,14 @@ def test_a_whole_message() -> None:
     assert (answer.done, answer.first_token_ns, answer.error_kind) == (True, None, None)
 
 
-def test_a_token_of_either_comes_with_the_read_that_completes_its_event() -> None:
+def test_token_arrives_with_the_read_that_completes_its_event_in_all_apis() -> None:
     for endpoint, data in ((RESPONSES, TEXT), (MESSAGES, TEXT_DELTA)):
         for cut in range(1, len(data)):
             assert stream(endpoint, (10, data[:cut]), (20, data[cut:])).first_token_ns == 20
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
-def test_llamacpps_own_account_counts_where_it_sends_no_usage(endpoint: str) -> None:
+def test_llamacpp_timings_count_without_usage(endpoint: str) -> None:
     word = b'data: {"choices":[{"index":0,"text":"a","delta":{"content":"a"}}]}\n\n'
     last = b'data: {"choices":[],"timings":{"cache_n":290,"prompt_n":120,"predicted_n":2,"prompt_ms":9.5}}\n\n'
     answer = stream(endpoint, (1, word), (2, last))
@@ -241,7 +241,7 @@ DIALECTS = {
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_four_engines_say_the_same_in_their_own_ways(dialect: str) -> None:
+def test_native_and_openai_responses_agree(dialect: str) -> None:
     reads = [(10 * at, data) for at, data in enumerate(DIALECTS[dialect])]
     answer = stream("/v1/chat/completions", *reads)
     assert (answer.first_token_ns, answer.gaps_ns, answer.first_tokens, answer.gap_tokens) == (10, [10], 2, [1])

@@ -58,7 +58,7 @@ exchange_plan = st.tuples(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plans=st.lists(exchange_plan, min_size=1, max_size=5))
-def test_what_one_half_writes_the_other_reads(plans: list[tuple[bytes, list[bytes], bool]]) -> None:
+def test_client_and_server_roundtrip(plans: list[tuple[bytes, list[bytes], bool]]) -> None:
     handlers: list[Scripted] = []
     upcoming = iter(plans)
 

@@ -56,9 +56,7 @@ def body_of(exchange: Exchange) -> bytes:
         (b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx", 200, b"x", 2),
     ],
 )
-def test_a_connection_is_kept_only_where_the_server_keeps_it(
-    answer: bytes, status: int, body: bytes, connections: int
-) -> None:
+def test_keep_alive_follows_the_server(answer: bytes, status: int, body: bytes, connections: int) -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             await request_head(reader)
@@ -84,7 +82,7 @@ def test_a_connection_is_kept_only_where_the_server_keeps_it(
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000, "error", "bad_response"),
     ],
 )
-def test_a_response_that_breaks_off_is_never_a_whole_one(answer: bytes, outcome: str, kind: str) -> None:
+def test_truncated_response_is_never_complete(answer: bytes, outcome: str, kind: str) -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request_head(reader)
         writer.write(answer)

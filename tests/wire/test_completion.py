@@ -3,7 +3,7 @@
 import pytest
 
 from wire.answer import parse_answer
-from wire.completion import Completion, parse_whole
+from wire.completion import Completion, parse_body
 
 CHAT_ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CHAT_WORD = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -23,7 +23,7 @@ def reads(*timed: tuple[int, bytes]) -> list[tuple[int, bytes]]:
     return [(at_ns, data) for at_ns, data in timed]
 
 
-def test_the_role_is_no_token_and_neither_is_usage() -> None:
+def test_role_and_usage_events_are_no_tokens() -> None:
     completion = parsed(
         reads((10, CHAT_ROLE), (20, CHAT_WORD), (35, CHAT_WORD), (60, CHAT_END), (70, USAGE + DONE)),
         stream=True,
@@ -35,13 +35,13 @@ def test_the_role_is_no_token_and_neither_is_usage() -> None:
     assert completion.error_kind is None
 
 
-def test_a_token_comes_with_the_read_that_completes_its_event() -> None:
+def test_token_arrives_with_the_read_that_completes_its_event() -> None:
     for cut in range(1, len(CHAT_WORD)):
         completion = parsed(reads((10, CHAT_WORD[:cut]), (20, CHAT_WORD[cut:])), stream=True)
         assert completion.first_token_ns == 20
     # Two events in one read are one gap of two tokens.
     completion = parsed(reads((10, CHAT_WORD), (30, CHAT_WORD + CHAT_WORD)), stream=True)
-    assert (completion.gaps_ns, completion.gap_tokens, completion.seen_tokens) == ([20], [2], 3)
+    assert (completion.gaps_ns, completion.gap_tokens, completion.streamed_tokens) == ([20], [2], 3)
 
 
 def test_token_ids_count_where_the_engine_sends_them_even_without_text() -> None:
@@ -68,7 +68,7 @@ def test_errors_are_kinds_and_never_texts() -> None:
     assert parsed(reads((1, b'data: {"error":null,"choices":[]}\n\n')), stream=True).error_kind is None
 
 
-def test_a_whole_body_has_no_first_token() -> None:
+def test_body_without_stream_has_no_first_token() -> None:
     body = (
         b'{"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"length",'
         b'"token_ids":[4]}],"prompt_token_ids":[1,2,3],"usage":{"prompt_tokens":3,"completion_tokens":1}}'
@@ -85,11 +85,11 @@ def streamed(events: list[bytes], usage_tokens: int) -> tuple[int, list[int]]:
     """Tokens of the first read and of each later one, where each event is a read and usage counts so many."""
     usage = b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n' % usage_tokens
     completion = parsed(reads(*enumerate([*events, usage, DONE])), stream=True)
-    assert completion.seen_tokens == usage_tokens
+    assert completion.streamed_tokens == usage_tokens
     return completion.first_tokens, completion.gap_tokens
 
 
-def test_counted_events_are_made_to_add_up_to_usage() -> None:
+def test_event_counts_are_scaled_to_usage() -> None:
     four = [CHAT_WORD] * 4
     assert streamed(four, 4) == (1, [1, 1, 1])
     assert streamed(four, 6) == (3, [1, 1, 1])  # within two: the token that stops, and one inside a character
@@ -112,12 +112,12 @@ def test_counted_events_are_made_to_add_up_to_usage() -> None:
         (b'{"object":"list","data":[{"embedding":[1]}],"usage":{"prompt_tokens":3}}', ""),
     ],
 )
-def test_what_engines_are_free_with_is_read_all_the_same(body: bytes, text: str) -> None:
+def test_loosely_typed_fields_are_parsed(body: bytes, text: str) -> None:
     completion = parsed(reads((1, body)), stream=False)
     assert (completion.error_kind, completion.text, completion.done) == (None, text, True)
 
 
-def test_sglangs_name_of_the_ids_in_whole_chats() -> None:
+def test_sglang_response_token_ids() -> None:
     body = b'{"choices":[{"message":{"content":"ab"},"prompt_token_ids":[1,2],"response_token_ids":[3,4]}]}'
-    completion = parse_whole(body)
+    completion = parse_body(body)
     assert (completion.prompt_token_ids, completion.token_ids) == ([1, 2], [3, 4])

@@ -128,14 +128,14 @@ def test_a_step_before_tls_is_named(ca: str) -> None:
         )
         async with serving(http) as port:
             assert await reached(Origin("https", "localhost", port), Tls(ca)) == (
-                "tls_failed: TLS: the port does not speak it; expected http:// instead of https://, or another port"
+                "tls_failed: TLS: the port has no TLS; expected http:// instead of https://, or another port"
             )
             assert not await speaks_tls(Origin("http", "127.0.0.1", port), 5.0)
         async with serving(closing) as port:
             assert "closed the connection within the handshake" in await reached(Origin("https", "localhost", port))
         async with serving() as port:
             assert await reached(Origin("https", "localhost", port), timeout_s=0.1) == (
-                "connect_timeout: no connection within 0.1 s; expected a port that speaks TLS"
+                "connect_timeout: no connection within 0.1 s; expected a TLS port"
             )
 
     asyncio.run(scenario())

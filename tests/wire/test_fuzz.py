@@ -76,7 +76,7 @@ cuts = st.lists(st.lists(st.integers(1, 600), max_size=6), min_size=1, max_size=
 
 @settings(max_examples=EXAMPLES)
 @given(stream=mutated(seeds("request")), cuts=cuts)
-def test_requests_are_read_alike_by_the_tap_and_whoever_stands_behind_it(stream: bytes, cuts: list[list[int]]) -> None:
+def test_tap_and_upstream_parse_requests_alike(stream: bytes, cuts: list[list[int]]) -> None:
     check_requests(stream, cuts)
 
 
@@ -88,7 +88,7 @@ def test_requests_are_read_alike_by_the_tap_and_whoever_stands_behind_it(stream:
     cuts=[[at] for at in range(40, 58)],
     head_only=False,
 )
-def test_a_response_is_whole_to_the_client_only_if_it_was(
+def test_response_is_complete_for_the_client_only_if_complete(
     stream: bytes, cuts: list[list[int]], head_only: bool
 ) -> None:
     check_response(stream, cuts, method=b"HEAD" if head_only else b"GET")

@@ -194,7 +194,7 @@ def test_a_client_that_leaves_is_noticed_while_nobody_reads_from_it(
 HALF = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nhalf"
 
 
-def test_a_body_that_stops_coming_cuts_a_response_that_has_begun() -> None:
+def test_stalled_body_aborts_a_started_response() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HALF)
         head = await reader.readuntil(b"\r\n\r\n")
@@ -228,7 +228,7 @@ class Inviting(Echo):
             connection.write_informational(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-def test_a_go_ahead_is_no_beginning_of_the_response() -> None:
+def test_100_continue_does_not_start_the_response() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
@@ -266,7 +266,7 @@ def test_a_chunked_body_ends_where_it_ends_however_it_is_cut(
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_an_upload_of_tiny_chunks_takes_turns_with_other_clients(
+def test_upload_of_tiny_chunks_yields_to_other_clients(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     """Between two reads of another client, at most one turn's chunks of the upload are read."""

@@ -28,7 +28,7 @@ def test_events_are_the_same_cut_at_every_byte(ending: bytes) -> None:
         assert read([stream[:cut], stream[cut:]]) == EVENTS, cut
 
 
-def test_an_event_is_given_by_the_read_that_ends_it() -> None:
+def test_event_is_returned_by_the_read_that_completes_it() -> None:
     stream = EventStream()
     assert stream.feed(b"data: a\r\n\r") == [b"a"]  # the CR ends the line, whether or not an LF follows
     assert stream.feed(b"\n") == []
@@ -48,11 +48,11 @@ def test_an_event_is_given_by_the_read_that_ends_it() -> None:
         ([b"data: a\r", b"\n", b"\ndata: b\n\n"], [b"a", b"b"]),
     ],
 )
-def test_the_short_way_gives_what_the_long_one_does(pieces: list[bytes], events: list[bytes]) -> None:
+def test_fast_path_equals_general_parser(pieces: list[bytes], events: list[bytes]) -> None:
     assert read(pieces) == events
 
 
-def test_an_event_of_many_reads_costs_its_bytes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_of_many_reads_is_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count the bytes that each read makes the stream look at: quadratic work would be 8,000 times these."""
     looked_at = 0
 
@@ -63,7 +63,7 @@ def test_an_event_of_many_reads_costs_its_bytes_once(monkeypatch: pytest.MonkeyP
             return super().find(sub, start)
 
     stream = EventStream()
-    monkeypatch.setattr(stream, "_rest", Counting())
+    monkeypatch.setattr(stream, "_pending", Counting())
     event = b"data: " + b"x" * 16_000_000
     pieces = [event[at : at + 2_000] for at in range(0, len(event), 2_000)] + [b"\n", b"\n"]
     events = [found for piece in pieces for found in stream.feed(piece)]
@@ -75,6 +75,6 @@ def test_an_event_of_many_reads_costs_its_bytes_once(monkeypatch: pytest.MonkeyP
 @given(
     texts=st.lists(st.sampled_from([b"data: a", b"data:b", b": c", b"", b"event: x", b"data"])), size=st.integers(1, 9)
 )
-def test_reads_of_any_size_give_the_events_of_one_read(ending: bytes, texts: list[bytes], size: int) -> None:
+def test_events_do_not_depend_on_reads(ending: bytes, texts: list[bytes], size: int) -> None:
     stream = ending.join(texts) + ending * 2
     assert read([stream[at : at + size] for at in range(0, len(stream), size)]) == read([stream])

@@ -65,7 +65,7 @@ def test_a_request_that_was_being_answered_is_never_repeated(beginning: bytes) -
     assert peer.requests == 2
 
 
-def test_a_server_that_dies_at_work_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_in_progress_is_not_repeated_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     # It had the request for longer than a close can take to cross it: it may have run it.
     monkeypatch.setattr(connection, "STALE_WITHIN_NS", 20_000_000)
     peer = Peer(b"", delay_s=0.1)
@@ -73,7 +73,7 @@ def test_a_server_that_dies_at_work_is_not_asked_again(monkeypatch: pytest.Monke
     assert peer.requests == 2
 
 
-def test_a_body_of_tiny_chunks_goes_on_after_its_breaks() -> None:
+def test_body_of_tiny_chunks_continues_after_yielding() -> None:
     """The server keeps the connection open: nothing but its own turns moves the client on."""
     body = b"1\r\nx\r\n" * 20_000 + b"0\r\n\r\n"
     ended = asyncio.Event()

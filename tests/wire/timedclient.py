@@ -77,7 +77,7 @@ class Client:
         start_line = b"%b %b HTTP/1.1" % (method.encode("ascii"), self.origin.target(path))
         framing = [(b"Host", self.origin.host_header), (b"Content-Length", b"%d" % len(body))]
         request = serialise_head(start_line, framing) + body
-        exchange, connection = Exchange(), self._pool.take_idle()
+        exchange, connection = Exchange(), self._pool.pop_idle()
         async with asyncio.timeout(10):
             if connection is not None:
                 connection.start(request, exchange)

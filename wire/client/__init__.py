@@ -1,1 +1,1 @@
-"""The client's side: ways to a server, connections to it, and the pool that keeps them."""
+"""HTTP/1.1 client: connecting, connections and the keep-alive pool."""

@@ -1,4 +1,4 @@
-"""The client half of HTTP/1.1: a connection to a server, one exchange at a time."""
+"""HTTP/1.1 client connection, one exchange at a time; stamps each read with the arrival time of its tokens."""
 
 import asyncio
 import re
@@ -18,39 +18,39 @@ EMPTY_LINES = re.compile(rb"[\r\n]+")
 HEAD_END = re.compile(rb"\n\r?\n")
 MAX_HEAD_BYTES = 64 * 1024
 MAX_INFORMATIONAL = 100
-"""Most 1xx responses before the final one: enough for a word of progress now and then."""
+"""Limit of 1xx responses before the final response."""
 HEAD_WAIT_S = 75.0
-"""Time for the rest of a head that has begun; before its first byte a server may work as long as its client waits."""
+"""Timeout of an incomplete head. Before its first byte, a server may take any time, such as a long prefill."""
 LARGE_BODY_BYTES = 32 * 1024
-"""From this size on, the loop writes a head and its body in one system call faster than they are joined here."""
+"""Size from which ``writelines`` of head and body is faster than joining them."""
 STALE_WITHIN_NS = 1_000_000_000
-"""A server that closed an idle connection shows within a round trip; one that dies later had begun to work on it."""
+"""Limit for a stale connection: the close of an idle connection arrives within a round trip."""
 
 
 class ResponseSink(Protocol):
-    """Receiver of one exchange, called from within the read: no method may block."""
+    """Receiver of one response, called within the read callback; must not block."""
 
     def response_head(self, head: ResponseHead) -> None:
-        """A head is complete. Informational ones come first, if any."""
+        """Handle a complete head; informational heads come first."""
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
-        """Take one read: its bytes to pass on, and without chunk framing."""
+        """Handle one read. ``at_ns``: arrival time of its tokens. ``raw``: with chunk framing; ``data``: without."""
 
     def response_end(self) -> None:
-        """The response is complete. The connection is already free for others."""
+        """The response is complete; the connection is already idle."""
 
     def response_lost(self, kind: LossKind) -> None:
-        """The exchange ended before its response did. The connection is closed."""
+        """The connection was lost before the end of the response."""
 
     def pause_request(self) -> None:
-        """The server reads slower than the body is written."""
+        """Pause: the server reads slower than the request body is written."""
 
     def resume_request(self) -> None:
-        """The server has caught up."""
+        """Resume: the server has read the buffered bytes."""
 
 
 class ServerConnection(Connection, asyncio.Protocol):
-    """Connection to a server: ``start`` an exchange, and the sink hears of all. A relay writes on the raw bytes."""
+    """Connection to a server: ``start`` sends a request, and the sink gets each read with its token arrival time."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ServerConnection(Connection, asyncio.Protocol):
     ) -> None:
         super().__init__(turns)
         self.waited = False
-        """Whether it lay idle before its exchange: the server may have closed it meanwhile."""
+        """True: the connection was idle before the exchange, and the server may have closed it meanwhile."""
         self._started_ns = self._lost_ns = 0
         self._on_idle, self._on_closed = on_idle, on_closed
         self._sink: ResponseSink | None = None
@@ -70,19 +70,19 @@ class ServerConnection(Connection, asyncio.Protocol):
 
     def _reset(self) -> None:
         self._unread = b""
-        """Beginning of a head, or what waits for the connection's next turn."""
+        """Incomplete head, or bytes for the connection's next turn."""
         self._head: ResponseHead | None = None
         self._body: FixedBody | ChunkedBody = FixedBody(0)
         self._num_informational = 0
         self._answered = False
         self.more_to_come = False
-        """Of a final head: the same read holds more of the response, or its end; the sink hears of it at once."""
+        """True: the read with the final head has body bytes or the end of the response, which follow at once."""
         self.malformed = False
-        """Whether the response in progress is not framed as it should be, although its end is certain."""
+        """True: the response violates the framing rules, although its end is certain."""
 
     @property
     def stale(self) -> bool:
-        """Return whether the server closed the connection idle: no byte came, within a second, and may be repeated."""
+        """True if the server closed the idle connection: no byte arrived, so that the request may be repeated."""
         return self.waited and not self._answered and 0 < self._lost_ns - self._started_ns < STALE_WITHIN_NS
 
     @property
@@ -90,7 +90,7 @@ class ServerConnection(Connection, asyncio.Protocol):
         return self._sink is None and self.alive
 
     def start(self, request: bytes, sink: ResponseSink, *, body: Sequence[bytes] = (), head_only: bool = False) -> None:
-        """Write a request's head (and body, as far as it is known) and tell ``sink`` of the response."""
+        """Write a request head, and body bytes if known; ``sink`` gets the response."""
         assert self._sink is None, "a connection carries one exchange at a time"
         assert self.transport is not None
         self._reset()
@@ -110,33 +110,33 @@ class ServerConnection(Connection, asyncio.Protocol):
             self.transport.write(data)
 
     def abort(self) -> None:
-        """Drop the connection at once and tell the sink nothing more."""
+        """Abort the connection; the sink gets no further calls."""
         self._sink = None
         if self.transport is not None:
             self.transport.abort()
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def data_received(self, data: bytes) -> None:
-        at_ns = perf_counter_ns()
+        at_ns = perf_counter_ns()  # arrival time of the tokens in this read: TTFT and ITL are differences of it
         sink = self._sink
-        if sink is None:  # a server that speaks without being asked cannot be trusted with a request
+        if sink is None:  # a server that sends without a request cannot be trusted
             self.abort()
         elif self._head is None:
-            self._take_heads(sink, at_ns, data)
-        elif self._on_break:
+            self._parse_heads(sink, at_ns, data)
+        elif self._yielded:
             self._unread += data
-        elif (piece := self._body.one_chunk(data)) is not None:
+        elif (piece := self._body.single_chunk(data)) is not None:
             sink.response_body(at_ns, data, piece)
         else:
-            self._take_body(sink, at_ns, data, with_head=False)
+            self._parse_body(sink, at_ns, data, with_head=False)
 
     def eof_received(self) -> None:
-        """The server has no more to say; ``connection_lost`` follows."""
+        """The server sends no more; ``connection_lost`` follows."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        while self._on_break and self._sink is not None:  # what had come counts
-            self._end_break()
+        while self._yielded and self._sink is not None:  # bytes that have arrived count
+            self._resume_turn()
         self._stop_head_timer()
         self.transport = None
         if self._sink is not None:
@@ -144,7 +144,7 @@ class ServerConnection(Connection, asyncio.Protocol):
                 sink, self._sink = self._sink, None
                 sink.response_end()
             else:
-                # TLS 1.3 refuses a client's certificate only after the client's handshake has ended.
+                # In TLS 1.3 a client certificate is refused only after the client's handshake.
                 refused = isinstance(exc, ssl.SSLError) and not self._answered
                 self._lose("tls_failed" if refused else "upstream_closed")
         self._on_closed(self)
@@ -159,63 +159,63 @@ class ServerConnection(Connection, asyncio.Protocol):
         if self._sink is not None:
             self._sink.resume_request()
 
-    # One exchange, step by step.
+    # Response parsing.
 
-    def _take_body(self, sink: ResponseSink, at_ns: int, data: bytes, *, with_head: bool) -> None:
-        """Read on: what the sink hears of does not depend on where the reads were cut."""
+    def _parse_body(self, sink: ResponseSink, at_ns: int, data: bytes, *, with_head: bool) -> None:
+        """Parse body bytes; the sink gets equal data however the reads are split."""
         body = self._body
         try:
-            raw, piece, taken = body.feed(data)
+            raw, piece, consumed = body.feed(data)
         except FramingError:
             self._lose("bad_response")
             return
         if raw or with_head:
             sink.response_body(at_ns, raw, piece)
         if body.complete:
-            self._finish(behind=data[taken:])
+            self._finish(behind=data[consumed:])
         elif body.dense:
             body.dense = False
-            self._unread = data[taken:]
-            self._take_break()
+            self._unread = data[consumed:]
+            self._yield_turn()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         unread, self._unread = self._unread, b""
         if self._sink is not None and unread:
-            self._take_body(self._sink, perf_counter_ns(), unread, with_head=False)
+            self._parse_body(self._sink, perf_counter_ns(), unread, with_head=False)
 
-    def _take_heads(self, sink: ResponseSink, at_ns: int, data: bytes) -> None:
-        """Consume heads up to the final one, and then what is there of its body."""
+    def _parse_heads(self, sink: ResponseSink, at_ns: int, data: bytes) -> None:
+        """Parse heads up to the final head, then body bytes of the same read."""
         self._answered = True
         searched = max(0, len(self._unread) - 2)
         data, self._unread = self._unread + data, b""
         at = 0
         try:
             while self._head is None and self._sink is not None:
-                if (empty := EMPTY_LINES.match(data, at)) is not None:  # too many of them, before the response
+                if (empty := EMPTY_LINES.match(data, at)) is not None:  # empty lines before the response
                     at = empty.end()
-                found = HEAD_END.search(data, max(at, searched))
-                if (found.end() if found else len(data)) - at > MAX_HEAD_BYTES:
+                head_end = HEAD_END.search(data, max(at, searched))
+                if (head_end.end() if head_end else len(data)) - at > MAX_HEAD_BYTES:
                     raise FramingError("response head too large")
-                if found is None:
+                if head_end is None:
                     self._unread = data[at:]
                     if self._unread and self._head_timer is None:
                         loop = asyncio.get_running_loop()
                         self._head_timer = loop.call_later(HEAD_WAIT_S, self._lose, "timeout")
                     return
-                self._take_head(sink, data[at : found.end()], more=found.end() < len(data))
-                at = found.end()
+                self._parse_head(sink, data[at : head_end.end()], more=head_end.end() < len(data))
+                at = head_end.end()
         except FramingError:
             self._lose("bad_response")
             return
-        if self._sink is None:  # aborted from within
+        if self._sink is None:  # aborted by the sink
             return
         data = data[at:]
         if self._body.complete:
             self._finish(behind=data)
         elif data:
-            self._take_body(sink, at_ns, data, with_head=True)
+            self._parse_body(sink, at_ns, data, with_head=True)
 
-    def _take_head(self, sink: ResponseSink, data: bytes, *, more: bool) -> None:
+    def _parse_head(self, sink: ResponseSink, data: bytes, *, more: bool) -> None:
         head = parse_response_head(data)
         if head.status == SWITCHING_PROTOCOLS:
             raise FramingError("protocol switch that nobody asked for")
@@ -236,7 +236,7 @@ class ServerConnection(Connection, asyncio.Protocol):
             self._head_timer = None
 
     def _finish(self, behind: bytes) -> None:
-        """End the exchange. ``behind``: bytes behind the response, after which the connection is closed."""
+        """End the exchange. ``behind``: bytes after the response, which prevent reuse of the connection."""
         sink, self._sink = self._sink, None
         head = self._head
         assert head is not None

@@ -1,4 +1,4 @@
-"""The step that failed on the way to a server, in words."""
+"""Error messages for failed connections: DNS, TCP or TLS."""
 
 import asyncio
 import errno
@@ -14,19 +14,19 @@ REFUSED_CERTIFICATES = {
     10: "has expired; expected a valid one",
     **dict.fromkeys((62, 64), "is for another host; expected the host name that it was issued for"),
 }
-"""Failed checks by OpenSSL's codes, X509_V_ERR_…"""
+"""Messages by OpenSSL's certificate error (X509_V_ERR_…)."""
 NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
-"""OpenSSL's reasons for bytes that are no TLS."""
+"""OpenSSL's reasons for a peer without TLS."""
 
 
 def failure(error: OSError, origin: Origin, timeout_s: float) -> tuple[LossKind, str]:
-    """Return the step that failed on the way to ``origin``, and in words, with what was expected."""
+    """Return the kind of a connection failure and its message with the expectation."""
     secure = origin.scheme == "https"
     if isinstance(error, ssl.SSLError) or (secure and isinstance(error, ConnectionResetError | ConnectionAbortedError)):
         return "tls_failed", f"TLS: {_handshake_failure(error)}"
     if isinstance(error, TimeoutError):
-        awaited = "a port that speaks TLS" if secure else "a reachable address"
-        return "connect_timeout", f"no connection within {timeout_s:g} s; expected {awaited}"
+        expected = "a TLS port" if secure else "a reachable address"
+        return "connect_timeout", f"no connection within {timeout_s:g} s; expected {expected}"
     if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in str(error):
         return "connect_refused", f"connection refused; expected a server on port {origin.port}"
     if isinstance(error, socket.gaierror):
@@ -40,15 +40,15 @@ def _handshake_failure(error: OSError) -> str:
         refused = f"was refused ({error.verify_message}); expected a valid one"
         return f"the certificate {REFUSED_CERTIFICATES.get(error.verify_code, refused)}"
     if not isinstance(error, ssl.SSLError):
-        return "the server closed the connection within the handshake; expected a port that speaks TLS"
+        return "the server closed the connection within the handshake; expected a TLS port"
     if error.reason in NO_TLS:
-        return "the port does not speak it; expected http:// instead of https://, or another port"
+        return "the port has no TLS; expected http:// instead of https://, or another port"
     reason = (error.reason or "no handshake").lower().replace("_", " ")
-    return f"the handshake failed ({reason}); expected a server that takes ours, or --cert and --key"
+    return f"the handshake failed ({reason}); expected a compatible server, or --cert and --key"
 
 
 async def speaks_tls(origin: Origin, timeout_s: float) -> bool:
-    """Return whether the port makes a TLS handshake, of whatever certificate: after an http:// call that failed."""
+    """Return whether the port completes a TLS handshake, with any certificate; for failed http:// calls."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

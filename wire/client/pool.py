@@ -1,4 +1,4 @@
-"""Open connections to one server, kept for the next exchange."""
+"""Pool of keep-alive connections to one server."""
 
 import asyncio
 import math
@@ -13,7 +13,7 @@ from wire.url import Origin
 
 
 class ConnectError(WireError):
-    """No connection: ``kind`` says how it failed, ``reason`` which step, and what was expected."""
+    """Failed connection: ``kind`` of failure, and ``reason`` with the expectation."""
 
     def __init__(self, origin: Origin, kind: LossKind, reason: str = "") -> None:
         self.reason = reason or kind.replace("_", " ")
@@ -22,7 +22,7 @@ class ConnectError(WireError):
 
 
 class ConnectionPool:
-    """Keep-alive connections to ``origin``, the latest used first; the server may have closed a ``stale`` one."""
+    """Keep-alive connections to ``origin``, last used first; the server may have closed a ``stale`` connection."""
 
     def __init__(
         self,
@@ -33,14 +33,14 @@ class ConnectionPool:
         max_idle: int = 1024,
         max_idle_s: float = math.inf,
     ) -> None:
-        """``max_idle_s``: connections that waited longer are dropped, for who cannot send again what a close loses."""
+        """``max_idle_s``: limit for reuse, for callers that cannot retry a request lost to a close."""
         self.origin = origin
         self._tls = tls
         self._connect_timeout_s = connect_timeout_s
         self._max_idle = max_idle
         self._max_idle_s = max_idle_s
-        self._sends_again = math.isinf(max_idle_s)
-        self._idle: dict[ServerConnection, float] = {}  # since when, in the order in which they fell idle
+        self._retries = math.isinf(max_idle_s)
+        self._idle: dict[ServerConnection, float] = {}  # idle since, in order
         self._open: set[ServerConnection] = set()
         self._turns = Turns()
 
@@ -52,61 +52,58 @@ class ConnectionPool:
     def num_open(self) -> int:
         return len(self._open)
 
-    def take_idle(self) -> ServerConnection | None:
-        """An open connection that waits, and not for too long, if there is one."""
+    def pop_idle(self) -> ServerConnection | None:
+        """Return an idle connection within ``max_idle_s``; None: no such connection."""
         while self._idle:
             connection, since_s = self._idle.popitem()
             in_time = time.monotonic() - since_s <= self._max_idle_s
-            # A close may not have had its turn on the loop: who sends again saves the system call that asks.
-            if in_time and connection.usable and (self._sends_again or not connection.left):
+            # The loop may not have processed a close yet. Callers that retry skip the system call of the check.
+            if in_time and connection.usable and (self._retries or not connection.peer_closed):
                 return connection
             connection.abort()
         return None
 
     async def connect(self) -> ServerConnection:
-        """A new connection. Raises ConnectError."""
         origin, loop = self.origin, asyncio.get_running_loop()
         try:
             tls = client_context(self._tls) if origin.scheme == "https" else None
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(self._made, origin.host, origin.port, ssl=tls)
-        except WireError as error:  # a file of TLS
+                _, connection = await loop.create_connection(self._new_connection, origin.host, origin.port, ssl=tls)
+        except WireError as error:  # a TLS file
             raise ConnectError(origin, "tls_failed", str(error)) from None
         except OSError as error:
             raise ConnectError(origin, *failure(error, origin, self._connect_timeout_s)) from None
         self._open.add(connection)
         return connection
 
-    def _made(self) -> ServerConnection:
-        return ServerConnection(self.keep, self._forget, self._turns)
+    def _new_connection(self) -> ServerConnection:
+        return ServerConnection(self.keep, self._remove, self._turns)
 
     async def warm(self, count: int) -> None:
-        """Open connections until ``count`` wait. Raises ConnectError."""
-        lacking = max(0, count - self.num_idle)
-        for connection in await asyncio.gather(*(self.connect() for _ in range(lacking))):
+        """Open connections until ``count`` are idle; raises ConnectError."""
+        missing = max(0, count - self.num_idle)
+        for connection in await asyncio.gather(*(self.connect() for _ in range(missing))):
             self.keep(connection)
 
     def retire(self) -> None:
-        """Keep no connection any longer: idle ones go now, busy ones when their exchange has ended."""
+        """Close idle connections now, and busy connections at the end of their exchange."""
         self._max_idle = 0
         for connection in list(self._idle):
             connection.abort()
         self._idle.clear()
 
     def close(self) -> None:
-        """Drop every connection, busy ones too."""
         for connection in list(self._open):
             connection.abort()
         self._idle.clear()
 
     def keep(self, connection: ServerConnection) -> None:
-        """Take a connection back: its exchange has ended, or it was not needed after all."""
         if len(self._idle) < self._max_idle:
             connection.waited = True
             self._idle[connection] = time.monotonic()
         else:
             connection.abort()
 
-    def _forget(self, connection: ServerConnection) -> None:
+    def _remove(self, connection: ServerConnection) -> None:
         self._idle.pop(connection, None)
         self._open.discard(connection)

@@ -15,18 +15,18 @@ class SlowIndex:
         self.engines, self.capacity, self.lag_s = engines, capacity, lag_s
         self.sendings: list[tuple[float, int, Sequence[int]]] = []
 
-    def held(self, place: int, now_s: float) -> set[int]:
+    def held(self, engine: int, now_s: float) -> set[int]:
         order: list[int] = []
         for at_s, where, blocks in self.sendings:
-            if where == place and at_s + self.lag_s <= now_s:
+            if where == engine and at_s + self.lag_s <= now_s:
                 for key in reversed(blocks):
                     order = [*(other for other in order if other != key), key]
         return set(order[-self.capacity :])
 
     def overlaps(self, blocks: Sequence[int], now_s: float) -> list[int]:
         found = []
-        for place in range(self.engines):
-            held, count = self.held(place, now_s), 0
+        for engine in range(self.engines):
+            held, count = self.held(engine, now_s), 0
             while count < len(blocks) and blocks[count] in held:
                 count += 1
             found.append(count)
@@ -56,10 +56,10 @@ def test_index_equals_the_oracle(
 ) -> None:
     index, slow = PrefixIndex(engines, capacity_blocks=capacity, lag_s=lag_s), SlowIndex(engines, capacity, lag_s)
     for now, (drawn, sent, asked, forgotten) in enumerate(steps):
-        place = drawn % engines
-        index.sent(place, sent, float(now))
-        slow.sendings.append((float(now), place, sent))
+        engine = drawn % engines
+        index.sent(engine, sent, float(now))
+        slow.sendings.append((float(now), engine, sent))
         assert index.overlaps(asked, float(now)) == slow.overlaps(asked, float(now))
         if forgotten == 0:
-            index.forget(place)
-            slow.sendings = [sending for sending in slow.sendings if sending[1] != place]
+            index.forget(engine)
+            slow.sendings = [sending for sending in slow.sendings if sending[1] != engine]

@@ -14,10 +14,10 @@ def request(number: int, blocks: int = 10) -> RoutedRequest:
 
 
 def state(engine: RoutedEngine) -> tuple[int, float, float]:
-    return engine.requests, engine.prefill_tokens, engine.held_tokens
+    return engine.requests, engine.prefill_tokens, engine.in_flight_tokens
 
 
-def test_a_request_is_on_the_account_from_sending_to_its_end() -> None:
+def test_load_counts_requests_in_flight() -> None:
     router = Router(NAMES, round_robin)
     first = request(0)
     assert router.choose(first) == 0
@@ -49,12 +49,12 @@ def test_blocks_sent_before_need_no_prefill() -> None:
     assert [engine.overlap for engine in router.engines] == [0, 0]
 
 
-def test_policies_see_healthy_engines_and_all_where_none_is() -> None:
+def test_policies_see_healthy_engines_or_all_if_none_is_healthy() -> None:
     seen: list[list[int]] = []
 
     def last(_: RoutedRequest, engines: object) -> int:
         assert isinstance(engines, list)
-        seen.append([engine.place for engine in engines])
+        seen.append([engine.index for engine in engines])
         return len(engines) - 1
 
     router = Router([*NAMES, "http://c"], last)
@@ -69,7 +69,7 @@ def test_policies_see_healthy_engines_and_all_where_none_is() -> None:
     assert seen == [[0, 2], [0], [0, 1, 2], [1]]
 
 
-def test_a_policy_that_learns_is_told_of_sendings_and_ends() -> None:
+def test_a_learner_is_notified_of_dispatch_and_end() -> None:
     class Learning:
         def __init__(self) -> None:
             self.told: list[tuple[str, int, int]] = []
@@ -78,10 +78,10 @@ def test_a_policy_that_learns_is_told_of_sendings_and_ends() -> None:
             return len(engines) - 1
 
         def sent(self, request: RoutedRequest, engine: RoutedEngine) -> None:
-            self.told.append(("sent", request.number, engine.place))
+            self.told.append(("sent", request.number, engine.index))
 
         def ended(self, request: RoutedRequest, engine: RoutedEngine, now_s: float) -> None:
-            self.told.append((f"ended at {now_s:g}", request.number, engine.place))
+            self.told.append((f"ended at {now_s:g}", request.number, engine.index))
 
     policy = Learning()
     router = Router(NAMES, policy)

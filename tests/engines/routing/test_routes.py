@@ -44,7 +44,7 @@ def test_settings_follow_the_name(tmp_path: Path) -> None:
         ("nowhere.py:choose", "--route nowhere.py:choose: expected FILE.py:FUNCTION, a function of"),
     ],
 )
-def test_bad_routes_are_refused_in_one_line(text: str, expected: str) -> None:
+def test_invalid_routes_are_refused_in_one_line(text: str, expected: str) -> None:
     with pytest.raises(InputError) as refused:
         parse_route(text)
     assert str(refused.value).startswith(expected)

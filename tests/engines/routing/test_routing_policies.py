@@ -29,30 +29,30 @@ def request(number: int = 0, session: bytes | None = None, blocks: int = 10, pro
 
 
 def engine(
-    requests: int = 0, overlap: int = 0, *, place: int = 0, prefill_tokens: float = 0.0, held_tokens: float = 0.0
+    requests: int = 0, overlap: int = 0, *, index: int = 0, prefill_tokens: float = 0.0, in_flight_tokens: float = 0.0
 ) -> RoutedEngine:
     return RoutedEngine(
-        place=place,
-        name=str(place),
-        seed=engine_seed(str(place)),
+        index=index,
+        name=str(index),
+        seed=engine_seed(str(index)),
         requests=requests,
         overlap=overlap,
         prefill_tokens=prefill_tokens,
-        held_tokens=held_tokens,
+        in_flight_tokens=in_flight_tokens,
     )
 
 
 def idle(count: int) -> list[RoutedEngine]:
-    return [engine(place=place) for place in range(count)]
+    return [engine(index=index) for index in range(count)]
 
 
-def test_least_loaded_looks_at_requests_then_at_prefill_then_in_turn() -> None:
+def test_least_loaded_ties_go_to_fewest_prefill_tokens_then_round_robin() -> None:
     assert least_loaded(request(), [engine(3), engine(2, prefill_tokens=900)]) == 1
     assert least_loaded(request(), [engine(2, prefill_tokens=50), engine(2, prefill_tokens=40)]) == 1
     assert [least_loaded(request(number), idle(3)) for number in range(4)] == [0, 1, 2, 0]
 
 
-def test_a_session_stays_where_it_is_and_mostly_so_with_one_engine_more() -> None:
+def test_session_hash_is_sticky_and_mostly_so_after_adding_an_engine() -> None:
     names = [b"session %d" % number for number in range(2000)]
     of_four = [session_hash(request(7, name), idle(4)) for name in names]
     of_five = [session_hash(request(9, name), idle(5)) for name in names]
@@ -65,10 +65,8 @@ def test_a_session_stays_where_it_is_and_mostly_so_with_one_engine_more() -> Non
 
 
 @given(st.lists(st.binary(min_size=1, max_size=8), max_size=60), st.integers(2, 9), st.data())
-def test_an_engine_that_leaves_moves_only_its_own_sessions(
-    sessions: list[bytes], count: int, data: st.DataObject
-) -> None:
-    router = Router([f"http://engine-{place}" for place in range(count)], session_hash)
+def test_removing_an_engine_moves_only_its_sessions(sessions: list[bytes], count: int, data: st.DataObject) -> None:
+    router = Router([f"http://engine-{index}" for index in range(count)], session_hash)
     gone = data.draw(st.integers(0, count - 1))
     before = [router.choose(request(0, session)) for session in sessions]
     router.set_healthy(gone, False)
@@ -79,7 +77,7 @@ def test_an_engine_that_leaves_moves_only_its_own_sessions(
     assert [router.choose(request(0, session)) for session in sessions] == before
 
 
-def test_the_longest_prefix_wins_unless_it_is_short_or_its_engine_overloaded() -> None:
+def test_longest_prefix_wins_unless_short_or_engine_overloaded() -> None:
     holder, other = engine(4, 6), engine(0, 2)
     assert longest_prefix(request(), [other, holder, other]) == 1
     # Two of ten blocks are too few to queue for.
@@ -97,12 +95,12 @@ def test_the_longest_prefix_wins_unless_it_is_short_or_its_engine_overloaded() -
     st.integers(0, 10**9),
     st.sampled_from([None, b"a"]),
 )
-def test_a_policy_names_an_engine_and_changes_none(
+def test_policies_return_an_index_and_do_not_mutate_engines(
     name: str, states: Sequence[tuple[int, int, float]], number: int, session: bytes | None
 ) -> None:
     engines = [
-        engine(requests, overlap, place=place, prefill_tokens=tokens)
-        for place, (requests, overlap, tokens) in enumerate(states)
+        engine(requests, overlap, index=index, prefill_tokens=tokens)
+        for index, (requests, overlap, tokens) in enumerate(states)
     ]
     before = list(map(asdict, engines))
     assert 0 <= POLICIES[name].make()(request(number, session), engines) < len(engines)
@@ -114,14 +112,14 @@ COSTS = RoutingCosts(
 )
 
 
-def test_predicted_ttft_is_api_server_and_prefills_in_steps() -> None:
+def test_predicted_ttft_is_api_server_time_plus_prefill_steps() -> None:
     wanted = request(prompt_tokens=200)
     # 2 + 200 × 0.1 + 200² / 2 × 1e-4 + one step of 5.
     assert predicted_ttfts_ms(wanted, [with_costs(engine())]) == [pytest.approx(2 + 20 + 2 + 5)]
     # Of 200 tokens 160 are cached: 40 × 0.1 + (40 × 160 + 40² / 2) × 1e-4.
     assert predicted_ttfts_ms(wanted, [with_costs(engine(overlap=10))]) == [pytest.approx(2 + 4 + 0.72 + 5)]
     # 300 tokens outstanding of two prompts of 400: attention of 200 tokens of depth; two decodes in each of two steps.
-    busy = with_costs(engine(2, prefill_tokens=300, held_tokens=800), step_tokens=400)
+    busy = with_costs(engine(2, prefill_tokens=300, in_flight_tokens=800), step_tokens=400)
     assert predicted_ttfts_ms(wanted, [busy]) == [pytest.approx(2 + 22 + 30 + 300 * 200 * 1e-4 + 2 * (5 + 2))]
     fast = replace(engine(), costs=at_speed(COSTS, 2.0))
     assert predicted_ttfts_ms(wanted, [fast]) == [pytest.approx(29 / 2)]
@@ -132,15 +130,15 @@ def with_costs(engine: RoutedEngine, step_tokens: float = 8192) -> RoutedEngine:
 
 
 def assert_books_add_up(policy: WorkloadAware) -> None:
-    for place, residents in policy._residents.items():
-        living = [session for session in policy._sessions.values() if session.place == place]
+    for index, residents in policy._residents.items():
+        living = [session for session in policy._sessions.values() if session.index == index]
         assert abs(residents.sessions - sum(session.weight for session in living)) < 1e-6
-        assert abs(residents.own_tokens - sum(session.weight * session.own_tokens for session in living)) < 1e-3
+        assert abs(residents.session_tokens - sum(session.weight * session.session_tokens for session in living)) < 1e-3
     resting = {name for name, session in policy._sessions.items() if not session.in_flight}
-    assert resting <= {name for _, name in policy._resting}
+    assert resting <= {name for _, name in policy._thinking}
 
 
-def test_workload_aware_leaves_a_free_engine_that_will_be_busy_in_a_few_turns() -> None:
+def test_workload_aware_avoids_an_idle_engine_with_many_active_sessions() -> None:
     policy = WorkloadAware()
     router = Router(["a", "b"], policy)
     # Ten sessions of two turns, growing by 1,000 tokens, all on engine 0, each request 1 s, each rest 1 s.
@@ -160,11 +158,11 @@ def test_workload_aware_leaves_a_free_engine_that_will_be_busy_in_a_few_turns() 
     # After four mean rests they count as ended, and as sessions of two turns.
     assert router.choose(RoutedRequest(200, 500.0, b"new", [], 16, 1000)) == 0
     assert_books_add_up(policy)
-    assert policy.statistics.another_turn(1) > 0.8
-    assert policy.statistics.another_turn(2) < 0.3
+    assert policy.statistics.continuation_probability(1) > 0.8
+    assert policy.statistics.continuation_probability(2) < 0.3
 
 
-def test_workload_aware_counts_the_prefill_that_others_lose() -> None:
+def test_workload_aware_counts_prefill_of_evicted_contexts() -> None:
     router = Router(["a", "b"], WorkloadAware(), capacity_blocks=100)
     router.sent(RoutedRequest(0, 0.0, b"s", [], 16, 800), 0)
     router.ended(0, 1.0)
@@ -180,7 +178,7 @@ def test_workload_aware_counts_the_prefill_that_others_lose() -> None:
         max_size=60,
     )
 )
-def test_workload_aware_books_add_up(steps: list[tuple[int, int, float, bool, int]]) -> None:
+def test_workload_aware_resident_counts_are_consistent(steps: list[tuple[int, int, float, bool, int]]) -> None:
     policy = WorkloadAware()
     router = Router(["a", "b", "c"], policy)
     now_s = 0.0

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from measure.cache.chains import chain_places
+from measure.cache.chains import chain_indices
 from measure.cache.interning import Interner, join_chains, pack_chains
 
 hashes = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 20), max_size=40)
@@ -35,6 +35,6 @@ def test_packed_chains_come_back(parts: list[list[list[int]]], data: st.DataObje
     chains = [chain for part in parts for chain in part]
     which = data.draw(st.permutations(range(len(chains))))
     order = np.array(which, np.int64)
-    runs = chain_places((np.cumsum(packed.runs) - packed.runs)[order], packed.runs[order])
-    blocks = chain_places(packed.firsts[runs].astype(np.int64), packed.lengths[runs].astype(np.int64))
+    runs = chain_indices((np.cumsum(packed.runs) - packed.runs)[order], packed.runs[order])
+    blocks = chain_indices(packed.firsts[runs].astype(np.int64), packed.lengths[runs].astype(np.int64))
     assert blocks.tolist() == [one for place in which for one in chains[place]]

@@ -41,10 +41,10 @@ def checked(records: Sequence[Record], **meta: Any) -> dict[str, HealthCheck]:
 
 
 def test_a_healthy_run() -> None:
-    found = checked(healthy())
-    assert {name: one.verdict for name, one in found.items()} == dict.fromkeys(found, "ok")
-    assert found["hit accounting"].figure == ("reported 65.6 % of prompt tokens, unlimited cache 65.6 % (100 % of it)")
-    assert health_lines(list(found.values())) == ["health: 7 checks ok, 0 to look at, 0 not told by the trace"]
+    result = checked(healthy())
+    assert {name: one.verdict for name, one in result.items()} == dict.fromkeys(result, "ok")
+    assert result["hit accounting"].figure == ("reported 65.6 % of prompt tokens, unlimited cache 65.6 % (100 % of it)")
+    assert health_lines(list(result.values())) == ["health: 7 checks ok, 0 to look at, 0 without data in the trace"]
 
 
 def change(records: list[Record], rows: Sequence[int], **fields: Any) -> list[Record]:
@@ -72,11 +72,11 @@ FAULTS: list[tuple[str, Sequence[int], dict[str, Any], str, str]] = [
 def test_a_run_that_fails_a_check(
     name: str, rows: Sequence[int], fields: dict[str, Any], verdict: str, figure: str
 ) -> None:
-    found = checked(change(healthy(), rows, **fields))[name]
-    assert (found.verdict, found.figure) == (verdict, figure)
-    assert bool(found.where) == (verdict != "ok")
+    result = checked(change(healthy(), rows, **fields))[name]
+    assert (result.verdict, result.figure) == (verdict, figure)
+    assert bool(result.where) == (verdict != "ok")
 
 
 def test_a_taps_trace_has_no_plan() -> None:
-    found = checked(healthy(), source="tap")
-    assert [name for name, one in found.items() if one.verdict == "unknown"] == ["lag"]
+    result = checked(healthy(), source="tap")
+    assert [name for name, one in result.items() if one.verdict == "unknown"] == ["lag"]

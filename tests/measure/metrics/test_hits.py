@@ -17,16 +17,16 @@ from tracefile.records.schema import BlockHash, Engine, Meta, Record
 
 def test_two_accounts_and_where_they_part() -> None:
     hits = count_hits(run_of(AGENT, block_size=16))
-    reported, simulated = (found["all"] for found in (hits.reported, hits.simulated))
-    assert (reported.tokens, simulated.tokens, hits.partings) == (0 + 32 + 64, 0 + 32 + 64, [])
+    reported, simulated = (result["all"] for result in (hits.reported, hits.simulated))
+    assert (reported.tokens, simulated.tokens, hits.differences) == (0 + 32 + 64, 0 + 32 + 64, [])
     assert hits.reported["turn1"].tokens == 0
     assert hits.reported["turns2+"].rate == 96 / 144
-    (parting,) = count_hits(run_of([*AGENT[:2], replace(AGENT[2], cached_tokens=47)], block_size=16)).partings
+    (parting,) = count_hits(run_of([*AGENT[:2], replace(AGENT[2], cached_tokens=47)], block_size=16)).differences
     assert (parting.accounts, parting.requests, parting.tokens) == ("reported < simulated", 1, 17)
     assert parting.example == "3"
 
 
-def test_hits_are_whole_blocks_of_the_engine_and_leave_a_token_to_compute() -> None:
+def test_hits_are_full_engine_blocks_without_the_last_token() -> None:
     same = {"prompt_tokens": 64, "block_hashes": [1, 2, 3, 4]}
     records = [request("a", 0.0, e2e_ms=1.0, **same), request("b", 5.0, e2e_ms=1.0, **same)]
     assert run_of(records, block_size=16).reusable_tokens.tolist() == [0, 48]  # the fourth holds the last token
@@ -48,12 +48,12 @@ def test_each_of_several_upstreams_has_its_requests_hits_and_ttft() -> None:
         sent("d", None, None, status="error", error="connect_refused"),
         sent("e", "http://one", None, status="error"),
     ]
-    found = measure_upstreams(run_of(records))
-    assert {name: (one.requests, one.completed, one.hits.rate) for name, one in found.items()} == {
+    result = measure_upstreams(run_of(records))
+    assert {name: (one.requests, one.completed, one.hits.rate) for name, one in result.items()} == {
         "http://one": (2, 1, 0.0),
         "http://two": (2, 2, 0.25),
     }
-    assert upstream_table(found).lines == [
+    assert upstream_table(result).lines == [
         "upstream    requests  completed  hit rate  TTFT p50 ms  TTFT p90 ms  TTFT p99 ms",
         "http://one         2          1       0 %         20.0         20.0         20.0",
         "http://two         2          2    25.0 %         10.0         30.0         30.0",
@@ -69,7 +69,7 @@ chains = st.lists(st.integers(0, 2), min_size=0, max_size=5)
 
 @st.composite
 def records_of(draw: Any) -> list[Record]:
-    found = []
+    result = []
     for number in range(draw(st.integers(1, 12))):
         forks, outputs = draw(chains), draw(st.integers(0, 2))
         blocks = [BlockHash(hash(tuple(forks[: at + 1])) % 2**64) for at in range(len(forks))]
@@ -79,8 +79,8 @@ def records_of(draw: Any) -> list[Record]:
         known: dict[str, Any] = {"hashable_blocks": draw(st.none() | st.integers(0, len(blocks)))}
         if draw(st.booleans()):
             known |= {"block_hashes": blocks, "output_block_hashes": beyond}
-        found.append(request(f"r{number}", draw(st.integers(0, 9)) * 1.0, prompt_tokens=tokens, **times, **known))
-    return found
+        result.append(request(f"r{number}", draw(st.integers(0, 9)) * 1.0, prompt_tokens=tokens, **times, **known))
+    return result
 
 
 @given(records_of())

@@ -6,7 +6,7 @@ import pytest
 
 from measure.metrics.prefixcache import KNEE_SHARE
 from measure.metrics.results import CacheSize
-from measure.metrics.trace import measure_run, read_run, study_chains
+from measure.metrics.trace import analyse_chains, measure_run, read_run
 from tests.measure.metrics.made import request, run_of
 from tracefile.records.schema import BlockHash, Engine, Record, SessionId
 
@@ -25,9 +25,9 @@ def asked(name: str, at_ms: float, blocks: list[int], session: str, **more: int)
 def test_knee_and_todays_size() -> None:
     # a and b alternate: a's blocks 1 2 come again after b's 3, so that they need a cache of three blocks.
     records = [asked("1", 0.0, [1, 2], "a"), asked("2", 10.0, [3], "b"), asked("3", 20.0, [1, 2], "a")]
-    found = measure_run(run_of(records, block_size=16, engine=Engine(num_gpu_blocks=3))).cache
+    result = measure_run(run_of(records, block_size=16, engine=Engine(num_gpu_blocks=3))).cache
     tokens = 33 + 17 + 33
-    assert found == CacheSize(
+    assert result == CacheSize(
         block_size=16,
         unlimited_rate=32 / tokens,
         knee_share=0.95,
@@ -41,22 +41,22 @@ def test_knee_and_todays_size() -> None:
     )
 
 
-def test_a_chain_is_whole_without_the_last_tokens_block() -> None:
+def test_a_chain_is_complete_without_the_block_of_the_last_token() -> None:
     # Of 16 tokens the last one's KV is never computed: no block gets full, and none is missing. Of 17 one does.
     short = request("1", 0.0, prompt_tokens=15, output_tokens=1, block_hashes=[])
     records = [short, request("2", 1.0, prompt_tokens=15, output_tokens=2, block_hashes=[]), asked("3", 2.0, [1], "a")]
-    study = study_chains(run_of(records, block_size=16))
-    assert study is not None
-    assert study.curve.whole_chains == 2
+    analysis = analyse_chains(run_of(records, block_size=16))
+    assert analysis is not None
+    assert analysis.curve.complete_chains == 2
 
 
 def test_curve_and_accounts_have_the_same_hits() -> None:
     run = read_run(CAPTURE)
-    metrics, study = measure_run(run), study_chains(run)
-    assert study is not None
+    metrics, analysis = measure_run(run), analyse_chains(run)
+    assert analysis is not None
     simulated = metrics.hits.simulated["all"].tokens
-    assert int(study.curve.hit_tokens[-1]) == simulated > 0
+    assert int(analysis.curve.hit_tokens[-1]) == simulated > 0
     assert metrics.cache is not None
-    assert study.curve.hits_at(metrics.cache.knee_blocks or 0) >= KNEE_SHARE * study.curve.max_hit_blocks
-    assert study.curve.hits_at((metrics.cache.knee_blocks or 0) - 1) < KNEE_SHARE * study.curve.max_hit_blocks
+    assert analysis.curve.hits_at(metrics.cache.knee_blocks or 0) >= KNEE_SHARE * analysis.curve.max_hit_blocks
+    assert analysis.curve.hits_at((metrics.cache.knee_blocks or 0) - 1) < KNEE_SHARE * analysis.curve.max_hit_blocks
     assert metrics.cache.engine_share == pytest.approx(1.0)

@@ -50,14 +50,14 @@ def test_each_metric_by_hand(name: str) -> None:
 
 
 def test_quantiles_are_order_statistics() -> None:
-    found = statistics_of(np.array([5.0, NAN, 1.0, 2.0, 4.0, 3.0]))
-    assert found is not None
-    assert (found.n, found.mean, found.min, found.max) == (5, 3.0, 1.0, 5.0)
-    assert (found.p50, found.p90, found.p95, found.p99) == (3.0, 5.0, 5.0, 5.0)  # the 3rd, 5th, 5th and 5th of 5
+    result = statistics_of(np.array([5.0, NAN, 1.0, 2.0, 4.0, 3.0]))
+    assert result is not None
+    assert (result.n, result.mean, result.min, result.max) == (5, 3.0, 1.0, 5.0)
+    assert (result.p50, result.p90, result.p95, result.p99) == (3.0, 5.0, 5.0, 5.0)  # the 3rd, 5th, 5th and 5th of 5
     assert statistics_of(np.array([NAN])) is None
 
 
-def test_requests_that_the_runs_own_end_cancelled_are_no_failures() -> None:
+def test_requests_cancelled_at_the_end_of_the_run_are_no_failures() -> None:
     aborted = {"status": "client_abort", "e2e_ms": 5.0}
     records = [
         request("a", 0.0, e2e_ms=9.0),
@@ -68,7 +68,7 @@ def test_requests_that_the_runs_own_end_cancelled_are_no_failures() -> None:
     assert (counts.n, counts.completed, counts.cancelled, counts.success) == (3, 1, 1, 0.5)
 
 
-def test_a_read_whose_tokens_were_not_told_is_a_token() -> None:
+def test_a_read_without_a_token_count_has_one_token() -> None:
     """Other tools' traces: fewer counts than gaps, and more."""
     run = run_of(
         [

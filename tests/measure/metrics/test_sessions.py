@@ -53,20 +53,20 @@ AGENT = [
 
 
 def test_a_session_by_hand() -> None:
-    found = measure_sessions(run_of(AGENT, block_size=16))
-    assert found.completed.tolist() == [True]
-    assert found.requests.tolist() == [3.0]  # num_turns + 1
-    assert found.latency_ms.tolist() == [2700.0]  # 2000 + 700 − 0
-    assert found.ttft_ms.tolist() == [100.0]
-    assert found.ttfat_ms.tolist() == [2060.0]  # 2000 + 60 − 0
-    assert found.decode_tps.tolist() == [75.0]  # mean of 1000 / 10 and 1000 / 20; the third's reads are not known
-    assert found.hit_rate.tolist() == [96 / 176]  # (0 + 32 + 64) / (32 + 56 + 88)
+    result = measure_sessions(run_of(AGENT, block_size=16))
+    assert result.completed.tolist() == [True]
+    assert result.requests.tolist() == [3.0]  # num_turns + 1
+    assert result.latency_ms.tolist() == [2700.0]  # 2000 + 700 − 0
+    assert result.ttft_ms.tolist() == [100.0]
+    assert result.ttfat_ms.tolist() == [2060.0]  # 2000 + 60 − 0
+    assert result.decode_tps.tolist() == [75.0]  # mean of 1000 / 10 and 1000 / 20; the third's reads are not known
+    assert result.hit_rate.tolist() == [96 / 176]  # (0 + 32 + 64) / (32 + 56 + 88)
 
 
-def test_requests_without_a_session_are_sessions_of_one() -> None:
+def test_a_request_without_a_session_is_a_session() -> None:
     records = [request("a", 0.0, ttft_ms=5.0, e2e_ms=9.0), request("b", 1.0, e2e_ms=3.0, status="error")]
-    found = measure_sessions(run_of(records))
-    assert found.completed.tolist() == [True, False]
-    assert found.latency_ms.tolist() == [9.0, 3.0]
-    assert found.ttft_ms[0] == found.ttfat_ms[0] == 5.0
-    assert np.isnan(found.hit_rate).all()
+    result = measure_sessions(run_of(records))
+    assert result.completed.tolist() == [True, False]
+    assert result.latency_ms.tolist() == [9.0, 3.0]
+    assert result.ttft_ms[0] == result.ttfat_ms[0] == 5.0
+    assert np.isnan(result.hit_rate).all()

@@ -48,9 +48,9 @@ RUN = run_of(
     ],
 )
 def test_an_slo_on_a_trace(slo: str, value: float, met: bool, n: int) -> None:
-    (found,) = measure_run(RUN, slos=parse_slos([slo])).slos
-    assert (found.slo, found.met, found.n) == (slo, met, n)
-    assert found.value == pytest.approx(value)
+    (result,) = measure_run(RUN, slos=parse_slos([slo])).slos
+    assert (result.slo, result.met, result.n) == (slo, met, n)
+    assert result.value == pytest.approx(value)
 
 
 def test_goodput_counts_requests_that_keep_every_limit() -> None:
@@ -64,7 +64,7 @@ def test_goodput_counts_requests_that_keep_every_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slo", "said"),
+    ("slo", "message"),
     [
         ("ttfx.p99<=1s", "no metric 'ttfx'; expected one of ttft, "),
         ("ttft<=1s", "ttft: a sample; expected ttft.pNN, ttft.mean, ttft.min or ttft.max"),
@@ -72,17 +72,17 @@ def test_goodput_counts_requests_that_keep_every_limit() -> None:
         ("turn1.session.ttft.p99<=1s", "session.ttft: has no cohorts; expected it without 'turn1'"),
     ],
 )
-def test_an_slo_that_no_trace_could_be_judged_by(slo: str, said: str) -> None:
+def test_invalid_slos(slo: str, message: str) -> None:
     with pytest.raises(InputError) as raised:
         parse_slos([slo])
-    assert str(raised.value).startswith(f"--slo {slo}: {said}")
+    assert str(raised.value).startswith(f"--slo {slo}: {message}")
 
 
 BARE = request("a", 0.0, e2e_ms=9.0)
 
 
 @pytest.mark.parametrize(
-    ("slo", "said"),
+    ("slo", "message"),
     [
         ("ttft.p99<=1s", "run.jsonl has no ttft: it needs ttft_ms; expected streamed responses, or a limit on e2e"),
         ("lag.p99<=1s", "has no lag: it needs scheduled_ms; expected a trace of loadgen or replay"),
@@ -90,8 +90,8 @@ BARE = request("a", 0.0, e2e_ms=9.0)
         ("completion_tps.steady_per_gpu>=1", "has no completion_tps a GPU; expected --gpus N"),
     ],
 )
-def test_a_metric_that_the_trace_lacks_is_named_with_the_way_to_it(slo: str, said: str) -> None:
-    with pytest.raises(InputError, match=re.escape(said)) as caught:
+def test_a_metric_that_the_trace_lacks_is_named_with_the_way_to_it(slo: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
         measure_run(run_of([BARE]), slos=parse_slos([slo]))
     assert str(caught.value).startswith(f"--slo {slo}: ")
     assert "\n" not in str(caught.value)

@@ -16,25 +16,25 @@ OUTPUTS = {"output_tokens": 6, "e2e_ms": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("records", "said"),
+    ("records", "message"),
     [
         # An unlimited cache has three blocks of the second prompt: the last token is always computed.
         (
             TURNS,
-            "The prefix cache served 25.0 % of 128 prompt tokens (an unlimited one: 37.5 %); turns 2+ waited 300 ms "
-            "at the median for their first token, first turns 1.1 s.",
+            "The prefix cache served 25.0 % of 128 prompt tokens (unlimited cache: 37.5 %); median TTFT: 300 ms "
+            "in turns 2+, 1.1 s in first turns.",
         ),
         (
             [request("1", 0.0, **SAME), request("2", 5.0, **SAME)],
             "The engine reports no cached tokens; an unlimited prefix cache would serve 37.5 % of 128 prompt tokens; "
-            "requests waited 40 ms at the median for their first token.",
+            "median TTFT: 40 ms.",
         ),
         (
             [
                 request("1", 0.0, session_id=SessionId("s"), prompt_tokens=10, **OUTPUTS),
                 request("2", 5.0, session_id=SessionId("s"), prompt_tokens=22, **OUTPUTS),
             ],
-            "The trace tells nothing about the prefix cache.",
+            "The trace has no data on the prefix cache.",
         ),
         (
             [request("1", 0.0, prompt_tokens=10, cached_tokens=0)],
@@ -42,5 +42,5 @@ OUTPUTS = {"output_tokens": 6, "e2e_ms": 1.0}
         ),
     ],
 )
-def test_the_verdict(records: list[Record], said: str) -> None:
-    assert verdict(measure_run(run_of(records, block_size=16))) == said
+def test_the_verdict(records: list[Record], message: str) -> None:
+    assert verdict(measure_run(run_of(records, block_size=16))) == message

@@ -33,25 +33,25 @@ RUN = run_of(
 
 
 def test_windows_are_slopes_of_the_cumulative_curve() -> None:
-    found = measure_workload(RUN, 4)
-    assert found.wall_s == 100.0
+    result = measure_workload(RUN, 4)
+    assert result.wall_s == 100.0
     # Overall: all tokens / 100 s. Last 30 s: of c (at 80 s) and d. Steady: what ended after 20 s / 80 s.
-    assert found.prompt_tps == Rates(overall=70.0, last_30s=5000 / 30, steady=62.5, steady_per_gpu=15.625)
-    assert found.cached_tps == Rates(overall=35.0, last_30s=100.0, steady=37.5, steady_per_gpu=9.375)
-    assert found.uncached_tps == Rates(overall=35.0, last_30s=2000 / 30, steady=25.0, steady_per_gpu=6.25)
-    assert found.completion_tps == Rates(overall=7.0, last_30s=500 / 30, steady=6.25, steady_per_gpu=1.5625)
-    assert found.requests_per_s == 0.04
+    assert result.prompt_tps == Rates(overall=70.0, last_30s=5000 / 30, steady=62.5, steady_per_gpu=15.625)
+    assert result.cached_tps == Rates(overall=35.0, last_30s=100.0, steady=37.5, steady_per_gpu=9.375)
+    assert result.uncached_tps == Rates(overall=35.0, last_30s=2000 / 30, steady=25.0, steady_per_gpu=6.25)
+    assert result.completion_tps == Rates(overall=7.0, last_30s=500 / 30, steady=6.25, steady_per_gpu=1.5625)
+    assert result.requests_per_s == 0.04
 
 
 def test_requests_in_flight_by_time() -> None:
-    found = measure_workload(RUN, None)
-    assert found.concurrency is not None
+    result = measure_workload(RUN, None)
+    assert result.concurrency is not None
     # 2 in flight for 10 s, 1 for 10 s, 1 for 60 s, 2 for 10 s, 1 for 10 s: 120 request-seconds in 100 s.
-    assert found.concurrency.mean == 1.2
-    assert (found.concurrency.p50, found.concurrency.p90, found.concurrency.max) == (1, 2, 2)
-    assert found.timeline is not None
-    assert sum(found.timeline.in_flight) / len(found.timeline.in_flight) == pytest.approx(1.2, abs=1e-3)
-    assert sum(found.timeline.completion_tps) * found.timeline.interval_s == pytest.approx(700, rel=1e-3)
-    parts = (found.timeline.cached_tps, found.timeline.uncached_tps, found.timeline.prompt_tps)
+    assert result.concurrency.mean == 1.2
+    assert (result.concurrency.p50, result.concurrency.p90, result.concurrency.max) == (1, 2, 2)
+    assert result.timeline is not None
+    assert sum(result.timeline.in_flight) / len(result.timeline.in_flight) == pytest.approx(1.2, abs=1e-3)
+    assert sum(result.timeline.completion_tps) * result.timeline.interval_s == pytest.approx(700, rel=1e-3)
+    parts = (result.timeline.cached_tps, result.timeline.uncached_tps, result.timeline.prompt_tps)
     assert [sum(part) > 0 for part in parts] == [True, True, True]
     assert np.add(*parts[:2]) == pytest.approx(parts[2], abs=2e-3)

@@ -10,7 +10,7 @@ from measure.resampling import draw_weights
 from measure.runs import Run, load_run
 from measure.survival import CENSORED, EVENT, FAILED, LatencySample, latency_sample
 from report.compare.cells import describe, evaluate, measure, verdict
-from report.compare.ensembles import coverage, measure_ensemble, middle_run, with_members
+from report.compare.ensembles import coverage_text, measure_ensemble, middle_run, with_members
 from report.compare.results import CachedAgreement, Coverage, DurationError, PairCohort, QuantileError
 from tracefile.files.writing import TraceWriter
 from tracefile.records.arrays import FloatArray
@@ -121,7 +121,7 @@ def test_a_quantile_that_one_side_alone_reaches_counts(
     assert said in (found.verdict or "")
     nothing = DurationError(n_truth=0, n_other=0, judged=False)
     cached = CachedAgreement(joined=0, n=0, unreported_truth=0, unreported_other=0, judged=False)
-    counted = coverage({"all": PairCohort(cached=cached, ttft=found, tpot=nothing, itl=nothing, e2e=nothing)})
+    counted = coverage_text({"all": PairCohort(cached=cached, ttft=found, tpot=nothing, itl=nothing, e2e=nothing)})
     assert (counted.quantiles, counted.undecided) == ((2, 1) if p99[1] is None else (3, 0))
     assert counted.inside == 2 + (p99[1] is True)
 
@@ -157,7 +157,7 @@ def test_the_capture_is_held_to_what_members_do_among_themselves() -> None:
         nothing = DurationError(n_truth=0, n_other=0, judged=False)
         cached = CachedAgreement(joined=0, n=0, unreported_truth=0, unreported_other=0, judged=False)
         pair = PairCohort(cached=cached, ttft=cohort, tpot=nothing, itl=nothing, e2e=nothing)
-        return with_members(coverage({"all": pair}), [(pair, truth, other)])
+        return with_members(coverage_text({"all": pair}), [(pair, truth, other)])
 
     right, noise = [], []
     for _ in range(30):
@@ -182,7 +182,7 @@ def test_coverage_counts_quantiles_of_judged_cohorts() -> None:
         cached = CachedAgreement(joined=0, n=0, unreported_truth=0, unreported_other=0, judged=False)
         return PairCohort(cached=cached, ttft=ttft, tpot=nothing, itl=nothing, e2e=nothing)
 
-    found = coverage(
+    found = coverage_text(
         {
             "all": cohort(90, True, True, False),
             "turn1": cohort(90, False, False, False),  # all requests once more: counted already
@@ -192,4 +192,4 @@ def test_coverage_counts_quantiles_of_judged_cohorts() -> None:
         }
     )
     assert (found.quantiles, found.inside, found.share) == (5, 4, 0.8)
-    assert coverage({}).share is None
+    assert coverage_text({}).share is None

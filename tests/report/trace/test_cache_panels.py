@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from measure.metrics.trace import measure_run, study_chains
+from measure.metrics.trace import analyse_chains, measure_run
 from report.trace.cache import size_panel
 from report.trace.measured import Measured
 from tests.measure.metrics.made import request, run_of
@@ -14,8 +14,8 @@ from tracefile.records.schema import Engine, Record
 
 def measured(records: list[Record], **meta: Any) -> Measured:
     run = run_of(records, **meta)
-    study = study_chains(run)
-    return Measured(run, measure_run(run, study=study), study)
+    analysis = analyse_chains(run)
+    return Measured(run, measure_run(run, analysis=analysis), analysis)
 
 
 def test_the_curve_with_its_knee_the_engines_size_and_its_own_rate() -> None:

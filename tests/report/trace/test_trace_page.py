@@ -59,8 +59,8 @@ def test_the_page_of_a_trace(make_trace: MakeTrace, tmp_path: Path, capsys: pyte
     terminal = capsys.readouterr().out
     sentence = " ".join(terminal.split("\n\n")[0].splitlines()[1:])
     assert re.fullmatch(
-        r"The prefix cache served 9\d\.\d % of \d+k prompt tokens; turns 2\+ waited \d+ ms at the median "
-        r"for their first token, first turns \d+ ms\.",
+        r"The prefix cache served 9\d\.\d % of \d+k prompt tokens; median TTFT: \d+ ms in turns 2\+, "
+        r"\d+ ms in first turns\.",
         sentence,
     )
     assert f"<h1>{sentence}</h1>".replace("turns 2+", "turns\u00a02+").replace(" %", "\u00a0%") in page
@@ -74,7 +74,7 @@ def test_the_page_of_a_trace(make_trace: MakeTrace, tmp_path: Path, capsys: pyte
 def test_a_single_request_without_anything() -> None:
     page = rendered(measured([request("alone", 5.0)]))
     assert page_figures(page) == {}
-    assert "<h1>The trace tells nothing about the prefix cache.</h1>" in page
+    assert "<h1>The trace has no data on the prefix cache.</h1>" in page
     assert said_missing(page) == {
         "Hit rate by cache size": "The trace has no block hashes: record it with tap --tokenizer.",
         "TTFT by turn": "The trace has no time of a first token.",

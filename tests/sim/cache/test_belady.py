@@ -74,19 +74,19 @@ class SlowPool:
 
 def wanted(records: Sequence[Record], usable: int) -> list[Wanted]:
     """Return the requests that fit, as the slow pool has them."""
-    chains, found = Chains(Meta(block_size=BLOCK)), []
+    chains, result = Chains(Meta(block_size=BLOCK)), []
     for record in records:
-        keys, known = full_keys(record, chains), len(chains.known(record))
+        keys, known = full_keys(record, chains), len(chains.hashed_keys(record))
         tokens = (record.prompt_tokens or 0) + max((record.output_tokens or 0) - 1, 0)
         most = min(((record.prompt_tokens or 1) - 1) // BLOCK, known)
-        found.append(Wanted(keys, most, -(-tokens // BLOCK), known))
-    return [one for one in found if one.num_blocks <= usable]
+        result.append(Wanted(keys, most, -(-tokens // BLOCK), known))
+    return [one for one in result if one.num_blocks <= usable]
 
 
 def belady_hits(records: Sequence[Record], usable: int) -> tuple[list[int], int]:
     some = Batch(list(records))
     prompts = lay_out(some, some.hashes(), Chains(Meta(block_size=BLOCK)))
-    pool = BeladyPool(prompts.take(prompts.fit(usable)), usable)
+    pool = BeladyPool(prompts.select(prompts.fit(usable)), usable)
     return pool.run().tolist(), pool.evicted_blocks
 
 
@@ -152,7 +152,7 @@ def test_on_single_objects_it_hits_as_in_libcachesim(size: int, hits: int) -> No
         unread=zero,
         turn=zero,
         arrival_ms=np.zeros(len(keys)),
-        known=one,
+        hashed_blocks=one,
         keys=np.array(keys, np.uint64),
     )
     assert BeladyPool(prompts, size).run().sum() == hits

@@ -73,11 +73,11 @@ prompts_at_random = st.lists(st.tuples(st.lists(st.integers(0, 12), max_size=7),
 @settings(max_examples=120, deadline=None)
 @given(st.one_of(prompts_in_a_tree, prompts_at_random), st.sampled_from([1, 8, 1 << 20]))
 def test_every_size_is_an_lru_of_that_size(prompts: list[Prompt], piece: int) -> None:
-    found = accesses(prompts)
+    result = accesses(prompts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("measure.cache.accesses.MOST_BLOCKS", piece)
-        curve = hit_curve(found)
-    for size in range(1, found.distinct + 2):
+        curve = hit_curve(result)
+    for size in range(1, result.distinct + 2):
         cache = OneSizeLru(size)
         assert curve.hits_at(size) == sum(cache.hits(prompt) for prompt in prompts), f"size {size}"
     # The arrays end where the last hit is gained.
@@ -107,23 +107,23 @@ def test_six_requests_by_hand() -> None:
     assert [curve.hits_at(size) for size in (0, 3, 99)] == [0, 7, 9]
 
 
-def test_the_command_prints_the_whole_curve_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_complete_curve_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["curve", str(SIX), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["kind"], found["trace"], len(found["curves"])) == ("curve", str(SIX), 1)
-    assert found["curves"][0] == {
+    result = json.loads(capsys.readouterr().out)
+    assert (result["kind"], result["trace"], len(result["curves"])) == ("curve", str(SIX), 1)
+    assert result["curves"][0] == {
         "block_size": 4,
         "lookup_blocks": 14,
         "input_tokens": 61,
         "requests": 6,
-        "whole_chains": 6,
+        "complete_chains": 6,
         "sizes": [1, 2, 3, 4, 5],
         "hit_blocks": [3, 6, 7, 8, 9],
         "bound_blocks": [4, 8, 9, 9, 9],
         "hit_tokens": [12, 24, 28, 32, 36],
         "kv_bytes_per_token": None,
     }
-    assert found["reuse"] is None
+    assert result["reuse"] is None
 
 
 def test_the_readme_shows_the_real_output(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,12 +133,12 @@ def test_the_readme_shows_the_real_output(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_mooncake_conversation(mooncake: Path) -> None:
-    found = read_accesses(mooncake)
-    curve = hit_curve(found)
+    result = read_accesses(mooncake)
+    curve = hit_curve(result)
     assert curve.max_hit_blocks == 105_592  # what an endless cache hits: the last size is enough
     assert f"{curve.rate_at(len(curve.sizes)):.2%}" == "37.34%"
     assert curve.size_for_share(0.9) == 29_599
-    check_one_size(found, curve, 10_000)
+    check_one_size(result, curve, 10_000)
 
 
 @settings(max_examples=50, deadline=None)
@@ -153,21 +153,21 @@ def test_blocks_without_a_hash_are_as_blocks_that_never_come_again(prompts: list
         accesses(apart),
         accesses([(kept, limit) for kept, (_, limit) in zip(cut, prompts, strict=True)]),
     )
-    found = replace(numbered, starts=expected.starts, limits=expected.limits, prompt_tokens=expected.prompt_tokens)
-    assert found.distinct == expected.distinct
+    result = replace(numbered, starts=expected.starts, limits=expected.limits, prompt_tokens=expected.prompt_tokens)
+    assert result.distinct == expected.distinct
     for name in ("hit_blocks", "bound_blocks", "lookup_blocks"):
-        assert np.array_equal(getattr(hit_curve(found), name), getattr(hit_curve(expected), name))
-    mine, theirs = (measure_reuse(replace(one, arrival_ms=one.order.astype(np.float64))) for one in (found, expected))
+        assert np.array_equal(getattr(hit_curve(result), name), getattr(hit_curve(expected), name))
+    mine, theirs = (measure_reuse(replace(one, arrival_ms=one.order.astype(np.float64))) for one in (result, expected))
     for name in ("accesses", "first_accesses", "time_ms", "distance_blocks"):
         assert getattr(mine, name) == getattr(theirs, name)
 
 
-def check_one_size(found: Accesses, curve: HitCurve, size: int) -> None:
+def check_one_size(result: Accesses, curve: HitCurve, size: int) -> None:
     """The same policy at one size, with a dict for the order so that a real trace takes a second."""
     order: dict[int, None] = {}
     hits = 0
-    for start, end, limit in zip(found.starts, found.starts[1:], found.limits, strict=False):
-        blocks = found.blocks[start:end].tolist()
+    for start, end, limit in zip(result.starts, result.starts[1:], result.limits, strict=False):
+        blocks = result.blocks[start:end].tolist()
         leading = [block in order for block in blocks[:limit]]
         hits += leading.index(False) if False in leading else len(leading)
         for block in reversed(blocks):
@@ -192,7 +192,7 @@ def test_sizes_in_gib(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
             main(["curve", str(SIX), *flags])
 
 
-def test_a_prompt_whose_log_probabilities_are_asked_for_hits_nothing_and_serves_others(tmp_path: Path) -> None:
+def test_a_prompt_with_log_probabilities_has_no_hit_and_is_cached(tmp_path: Path) -> None:
     trace = tmp_path / "scored.jsonl"
     with TraceWriter(trace, Meta(block_size=4)) as writer:
         for number, scored in enumerate((None, True, None)):

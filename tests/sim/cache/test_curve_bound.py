@@ -73,8 +73,8 @@ def test_one_at_a_time_vllms_pool_never_hits_more_at_any_size(
     # A request larger than the pool is refused and touches nothing, which no one order of recency can say.
     largest = max(-(-tokens_computed(record) // block_size) for record in records)
     for usable in (largest, largest + 1, largest + 3, 2 * largest, 4 * largest):
-        found = compiled_hits(records, Chains(META, block_size), usable)
-        assert found.hit_blocks <= curve.hits_at(usable) <= curve.max_hit_blocks
+        result = compiled_hits(records, Chains(META, block_size), usable)
+        assert result.hit_blocks <= curve.hits_at(usable) <= curve.max_hit_blocks
 
 
 @settings(max_examples=60, deadline=None)

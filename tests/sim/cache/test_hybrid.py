@@ -56,13 +56,13 @@ def test_zero_hits_of_a_short_system_prompt_are_explained(tmp_path: Path, capsys
     assert "hits of multiples of 16 tokens: 0 of 6,000 input tokens hit (0.00%)" in text
 
 
-def test_windows_that_are_not_kept_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_windows_without_retention_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = told(capsys, "pool", system_prompts(tmp_path), "--kv-groups", "full:16+window(64):16*3")
     assert "4,320 of 6,000 input tokens hit (72.00%)" in text
 
 
 @pytest.mark.parametrize(("blocks", "hits"), [("inf", 36), ("5", 28)])
-def test_one_group_is_the_simple_pool(blocks: str, hits: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_group_equals_the_simple_pool(blocks: str, hits: int, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["pool", SIX, "--num-gpu-blocks", blocks, "--json"]
     simple = json.loads(told(capsys, *flags))
     grouped = json.loads(told(capsys, *flags, "--kv-groups", "full:4"))
@@ -94,7 +94,7 @@ def make_prompts(unit: int, tokens: list[int], outputs: list[int], unread: list[
         unread=np.array(unread, np.int64),
         turn=np.zeros(len(tokens), np.int64),
         arrival_ms=np.zeros(len(tokens)),
-        known=np.array([len(chain) for chain in chains], np.int64),
+        hashed_blocks=np.array([len(chain) for chain in chains], np.int64),
         keys=np.array([key for chain in chains for key in chain], np.uint64),
     )
 
@@ -131,7 +131,7 @@ def test_hits_are_the_readable_caches(seed: int, blocks: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_one_at_a_time_hits_are_the_schedulers(seed: int) -> None:
+def test_hits_of_sequential_requests_equal_the_schedulers(seed: int) -> None:
     workload = make_hybrid(seed)
     layout, prompts = parse_groups(workload["config"]["kv_groups"]), prompts_of(workload)
     alone, stepped = HybridPool(layout, 400), HybridPool(layout, 400).scheduler

@@ -51,7 +51,7 @@ def record(
 
 @st.composite
 def traces(draw: st.DrawFn) -> list[Record]:
-    found = []
+    result = []
     for number in range(draw(st.integers(1, 25))):
         # Few different chains, in runs of one letter a block, so that much is shared and much evicted.
         letters = draw(st.lists(st.integers(0, 1), min_size=1, max_size=6))
@@ -60,8 +60,8 @@ def traces(draw: st.DrawFn) -> list[Record]:
         known = draw(st.one_of(st.none(), st.integers(0, 4)))
         turn = draw(st.one_of(st.none(), st.integers(1, 3)))
         scored = draw(st.sampled_from([False, False, False, True]))
-        found.append(record(number, tokens, prompt, known=known, turn=turn, scored=scored))
-    return found
+        result.append(record(number, tokens, prompt, known=known, turn=turn, scored=scored))
+    return result
 
 
 class SlowAttribution:
@@ -85,16 +85,16 @@ class SlowAttribution:
         for place, key in enumerate(whole[: prompt // 4]):
             self.causes[self.cause(one, place, key, len(hits))] += 4
         self.causes["partial_block"] += prompt % 4
-        self.pool.hold(hits)
-        blocks = hits + self.pool.take(-(-tokens_computed(one) // 4) - len(hits))
+        self.pool.touch(hits)
+        blocks = hits + self.pool.allocate(-(-tokens_computed(one) // 4) - len(hits))
         self.pool.insert(blocks[len(hits) : len(whole)], whole[len(hits) :])
-        self.pool.release(blocks)
+        self.pool.free_blocks(blocks)
         self.seen.update(whole)
 
     def cause(self, one: Record, place: int, key: int, hits: int) -> str:
         if place < hits:
             return "hit"
-        if place >= len(self.chains.known(one)):
+        if place >= len(self.chains.hashed_keys(one)):
             return "hash_unknown"
         if key not in self.seen:
             return "cold"
@@ -114,24 +114,24 @@ def prompts(records: list[Record]) -> Prompts:
 @settings(max_examples=80, deadline=None)
 @given(traces(), st.integers(1, 12))
 def test_causes_are_those_of_the_plain_pool(records: list[Record], usable: int) -> None:
-    found = attribute(prompts(records), usable)
+    result = attribute(prompts(records), usable)
     slow = SlowAttribution(records, usable)
-    assert found.total.tokens == {**NOTHING, **slow.causes}
+    assert result.total.tokens == {**NOTHING, **slow.causes}
     counts = plain_hits(records, Chains(META), usable)
-    assert found.total.tokens["hit"] == counts.hit_tokens
-    assert (found.rejected, found.total.input_tokens) == (counts.rejected, counts.input_tokens)
+    assert result.total.tokens["hit"] == counts.hit_tokens
+    assert (result.rejected, result.total.input_tokens) == (counts.rejected, counts.input_tokens)
     for cause in CAUSES:
-        assert sum(share.tokens[cause] for share in found.cohorts) == found.total.tokens[cause]
+        assert sum(share.tokens[cause] for share in result.cohorts) == result.total.tokens[cause]
 
 
 @settings(max_examples=50, deadline=None)
 @given(traces())
 def test_an_unlimited_cache_evicts_nothing(records: list[Record]) -> None:
-    found = attribute(prompts(records), None)
+    result = attribute(prompts(records), None)
     slow = SlowAttribution(records, 10_000)
-    assert found.total.tokens == {**NOTHING, **slow.causes}
-    assert found.total.tokens["evicted"] == 0
-    assert found.total.input_tokens == sum(one.prompt_tokens or 0 for one in records)
+    assert result.total.tokens == {**NOTHING, **slow.causes}
+    assert result.total.tokens["evicted"] == 0
+    assert result.total.input_tokens == sum(one.prompt_tokens or 0 for one in records)
 
 
 def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,16 +139,16 @@ def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     # prompt. r4: 1 cold, 1 over; it takes both copies of block 3. r5: 9 and 10 hit, 2 over; it takes block 2's place.
     # r6: hits 1; 2 was evicted by r5, 3 by r4; 1 over.
     assert main(["misses", SIX, "--num-gpu-blocks", "5", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     causes = NOTHING | {"cold": 16, "evicted": 8, "last_token": 4, "partial_block": 5}
-    assert found["total"]["tokens"] == causes | {"hit": 28}
-    assert found["total"]["input_tokens"] == 61
-    assert [(share["name"], share["requests"]) for share in found["cohorts"]] == [("turn unknown", 6)]
+    assert result["total"]["tokens"] == causes | {"hit": 28}
+    assert result["total"]["input_tokens"] == 61
+    assert [(share["name"], share["requests"]) for share in result["cohorts"]] == [("turn unknown", 6)]
 
 
 def test_mooncake_hits_are_those_of_sim_pool(mooncake: Path) -> None:
     with open_trace(mooncake) as reader:
-        found = attribute(read_prompts(hashed_batches(reader), Chains(reader.meta)), 10_000)
-    assert found.total.tokens["hit"] == 61_238 * 512
-    assert found.total.input_tokens == 144_793_823
-    assert found.total.tokens["hit"] + found.total.tokens["evicted"] == 105_592 * 512
+        result = attribute(read_prompts(hashed_batches(reader), Chains(reader.meta)), 10_000)
+    assert result.total.tokens["hit"] == 61_238 * 512
+    assert result.total.input_tokens == 144_793_823
+    assert result.total.tokens["hit"] + result.total.tokens["evicted"] == 105_592 * 512

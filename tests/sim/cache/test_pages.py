@@ -21,12 +21,12 @@ def curve(*hit_blocks: int) -> HitCurve:
         input_tokens=160,
         fine_block_size=16,
         requests=2,
-        whole_chains=2,
+        complete_chains=2,
     )
 
 
-def page_of(found: HitCurve, *, kv_bytes: int | None = None) -> Page:
-    return curve_page(TRACE, found, kv_bytes)
+def page_of(result: HitCurve, *, kv_bytes: int | None = None) -> Page:
+    return curve_page(TRACE, result, kv_bytes)
 
 
 def test_figures_hold_the_numbers() -> None:
@@ -41,11 +41,11 @@ def test_figures_hold_the_numbers() -> None:
 def test_the_headline_names_the_cache_with_90_percent_of_the_hits() -> None:
     assert page_of(curve(*([1] * 2_999), 4, 5, 5)).headlines == [
         "90% of max hits at 3,001 blocks (48,016 tokens) of 16 tokens. That is 50.0 % of prompt tokens; an unlimited "
-        "cache has 50.0 %."
+        "cache hits 50.0 %."
     ]
     page = page_of(curve())
     assert (page.headlines, page.figures) == ([f"Prefix cache of {TRACE}"], {})
 
 
-def test_sizes_are_told_in_memory_too() -> None:
+def test_sizes_in_memory() -> None:
     assert "at 3 blocks (48 tokens, 48.0 MiB)" in page_of(curve(1, 2, 5), kv_bytes=2**20).headlines[0]

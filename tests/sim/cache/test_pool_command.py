@@ -25,8 +25,8 @@ SIX = str(Path(__file__).parent.parent / "data" / "six_requests.jsonl")
 
 def pool(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main(["pool", *arguments, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
 
 
 def test_unlimited_cache(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,16 +59,16 @@ def test_unlimited_cache(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_small_pools_by_hand(capsys: pytest.CaptureFixture[str], blocks: int, expected: tuple[int, int, int]) -> None:
-    found = pool(capsys, SIX, "--num-gpu-blocks", str(blocks + 1))
-    assert (found["hit_blocks"], found["evicted_blocks"], found["rejected"]) == expected
-    assert found["hit_tokens"] == 4 * found["hit_blocks"]
-    assert found["usable_blocks"] == blocks
+    result = pool(capsys, SIX, "--num-gpu-blocks", str(blocks + 1))
+    assert (result["hit_blocks"], result["evicted_blocks"], result["rejected"]) == expected
+    assert result["hit_tokens"] == 4 * result["hit_blocks"]
+    assert result["usable_blocks"] == blocks
 
 
-def test_a_coarser_block_size_takes_every_second_hash(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_double_block_size_uses_every_second_hash(capsys: pytest.CaptureFixture[str]) -> None:
     # At 8: r2, r3 and r6 hit key 2, r5 hits key 10, which r4's prompt began and its answer filled.
-    found = pool(capsys, SIX, "--block-size", "8")
-    assert (found["hit_blocks"], found["hit_tokens"], found["lookup_blocks"]) == (4, 32, 5)
+    result = pool(capsys, SIX, "--block-size", "8")
+    assert (result["hit_blocks"], result["hit_tokens"], result["lookup_blocks"]) == (4, 32, 5)
 
 
 @pytest.mark.parametrize(
@@ -83,15 +83,15 @@ def test_a_coarser_block_size_takes_every_second_hash(capsys: pytest.CaptureFixt
 def test_mooncake_conversation(
     mooncake: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], hits: int
 ) -> None:
-    found = pool(capsys, str(mooncake), *arguments)
-    assert (found["hit_blocks"], found["hit_tokens"]) == (hits, 512 * hits)
-    assert (found["requests"], found["rejected"], found["input_tokens"]) == (12_031, 0, 144_793_823)
+    result = pool(capsys, str(mooncake), *arguments)
+    assert (result["hit_blocks"], result["hit_tokens"]) == (hits, 512 * hits)
+    assert (result["requests"], result["rejected"], result["input_tokens"]) == (12_031, 0, 144_793_823)
 
 
 @given(traffic(), st.integers(20, 40))
-def test_one_at_a_time_is_what_the_scheduler_does(records: list[Record], usable: int) -> None:
+def test_sequential_hits_equal_the_schedulers(records: list[Record], usable: int) -> None:
     meta = Meta(block_size=4)
-    found = plain_hits(records, Chains(meta), usable)
+    result = plain_hits(records, Chains(meta), usable)
     chains = Chains(meta)
     scheduler = Scheduler(EngineConfig(num_gpu_blocks=usable + 1, block_size=4, max_num_batched_tokens=5))
     for record in records:
@@ -99,28 +99,28 @@ def test_one_at_a_time_is_what_the_scheduler_does(records: list[Record], usable:
         scheduler.add(Request(record.request_id, record.prompt_tokens or 0, record.output_tokens or 1, keys))
         while scheduler.has_work:
             scheduler.finish_step(scheduler.schedule())
-    assert scheduler.stats.hit_tokens == found.hit_tokens
-    assert scheduler.pool.evicted_blocks == found.evicted_blocks
+    assert scheduler.stats.hit_tokens == result.hit_tokens
+    assert scheduler.pool.evicted_blocks == result.evicted_blocks
 
 
 def record(**fields: Any) -> Record:
     return Record(request_id=RequestId("r"), **fields)
 
 
-def test_blocks_of_unknown_content_get_keys_of_their_own() -> None:
+def test_blocks_without_hashes_have_private_keys() -> None:
     chains = Chains(Meta(block_size=4))
     first = FIRST_PRIVATE  # below every hash, so that no trace can hold it
     unknown_answer = record(prompt_tokens=9, output_tokens=8, block_hashes=[1, 2])
-    assert chains.begun(unknown_answer) == [1, 2, first, first - 1]
-    assert chains.begun(unknown_answer) == [1, 2, first - 2, first - 3]
+    assert chains.block_keys(unknown_answer) == [1, 2, first, first - 1]
+    assert chains.block_keys(unknown_answer) == [1, 2, first - 2, first - 3]
     known_answer = record(prompt_tokens=9, output_tokens=8, block_hashes=[1, 2], output_block_hashes=[3, 4])
-    assert chains.begun(known_answer) == [1, 2, 3, 4]
+    assert chains.block_keys(known_answer) == [1, 2, 3, 4]
     # An image without a digest stops the chain: what follows is true of nothing, the answer included.
     stopped = record(
         prompt_tokens=9, output_tokens=8, block_hashes=[1, 2], output_block_hashes=[3, 4], hashable_blocks=1
     )
-    assert chains.begun(stopped) == [1, first - 4, first - 5, first - 6]
-    assert chains.begun(record(prompt_tokens=9)) == [first - 7, first - 8, first - 9]
+    assert chains.block_keys(stopped) == [1, first - 4, first - 5, first - 6]
+    assert chains.block_keys(record(prompt_tokens=9)) == [first - 7, first - 8, first - 9]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_sim_pool_imports_no_server_and_no_needless_compiler(flags: tuple[str, .
 
 
 @pytest.mark.parametrize(("second_ms", "warned"), [(70_000.0, True), (50_000.0, False)])
-def test_a_file_of_sessions_one_after_the_other_is_told(
+def test_a_file_sorted_by_session_is_reported(
     second_ms: float, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "sessions.jsonl"
@@ -177,5 +177,5 @@ def test_a_file_of_sessions_one_after_the_other_is_told(
     )
     for command in (["pool"], ["misses", "--num-gpu-blocks", "9"]):
         assert main([command[0], str(path), *command[1:]]) == 0
-        said = "1 of 3 requests stand in the file behind others that ended more than 60 s later"
+        said = "1 of 3 requests follow requests in the file that ended more than 60 s later"
         assert (said in capsys.readouterr().err) == warned

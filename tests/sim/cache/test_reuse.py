@@ -32,12 +32,12 @@ requests = st.lists(
 )
 
 
-def accesses(found: list[Request]) -> Accesses:
+def accesses(result: list[Request]) -> Accesses:
     numbers: dict[int, int] = {}
-    blocks = [numbers.setdefault(block, len(numbers)) for prompt, _ in found for block in prompt]
-    starts = np.cumsum([0] + [len(prompt) for prompt, _ in found])
+    blocks = [numbers.setdefault(block, len(numbers)) for prompt, _ in result for block in prompt]
+    starts = np.cumsum([0] + [len(prompt) for prompt, _ in result])
     lengths = np.diff(starts)
-    arrival_ms = 100.0 + np.cumsum([gap for _, gap in found])
+    arrival_ms = 100.0 + np.cumsum([gap for _, gap in result])
     return Accesses(*in_order(blocks, starts), lengths, len(numbers), 16, 16 * lengths, arrival_ms)
 
 
@@ -56,14 +56,14 @@ def pieces(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @settings(max_examples=40, deadline=None)
 @given(requests)
-def test_distances_are_those_of_a_list_kept_by_hand(found: list[Request]) -> None:
-    reuse = measure_reuse(accesses(found))
+def test_distances_equal_a_plain_lru_list(result: list[Request]) -> None:
+    reuse = measure_reuse(accesses(result))
     recent: list[int] = []  # most recently touched first
     last: dict[int, tuple[int, float]] = {}
     times: list[float] = []
     in_blocks: list[float] = []
     now_ms = 100.0
-    for number, (prompt, gap_ms) in enumerate(found):
+    for number, (prompt, gap_ms) in enumerate(result):
         now_ms += gap_ms
         for block in prompt:
             if block in last:
@@ -82,17 +82,17 @@ def test_distances_are_those_of_a_list_kept_by_hand(found: list[Request]) -> Non
         if values:
             assert one.quantiles == pytest.approx(quantiles(values))
             assert one.mean == pytest.approx(sum(values) / len(values))
-    assert reuse.first_accesses + len(times) == reuse.accesses == sum(len(prompt) for prompt, _ in found)
+    assert reuse.first_accesses + len(times) == reuse.accesses == sum(len(prompt) for prompt, _ in result)
 
 
 def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     # r2: 1 and 2 after 1 request, at depths 1, 2. r3: 1, 2, 3 after 1. r5: 9 and 10, of r4's output, after 1.
     # r6: 1, 2, 3 after 3, below 9, 10.
     assert main(["curve", SIX, "--reuse", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["reuse"]
-    assert (found["accesses"], found["first_accesses"]) == (14, 4)
-    assert found["distance_blocks"]["mean"] == (1 + 2 + 1 + 2 + 3 + 1 + 2 + 3 + 4 + 5) / 10
-    assert found["time_ms"]["quantiles"][-1] == 3.0
+    result = json.loads(capsys.readouterr().out)["reuse"]
+    assert (result["accesses"], result["first_accesses"]) == (14, 4)
+    assert result["distance_blocks"]["mean"] == (1 + 2 + 1 + 2 + 3 + 1 + 2 + 3 + 4 + 5) / 10
+    assert result["time_ms"]["quantiles"][-1] == 3.0
 
 
 def test_requests_go_by_arrival_and_need_one(tmp_path: Path) -> None:
@@ -106,6 +106,6 @@ def test_requests_go_by_arrival_and_need_one(tmp_path: Path) -> None:
 
 
 def test_mooncake_conversation(mooncake: Path) -> None:
-    found = measure_reuse(read_accesses(mooncake))
+    result = measure_reuse(read_accesses(mooncake))
     # Half of the attainable hits are the curve's at 7,890 blocks, within the accesses that end a prompt.
-    assert found.accesses - found.first_accesses >= 105_592
+    assert result.accesses - result.first_accesses >= 105_592

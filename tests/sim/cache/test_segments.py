@@ -46,16 +46,16 @@ def traffic(draw: st.DrawFn) -> list[Record]:
 @settings(max_examples=120, deadline=None)
 @given(traffic(), st.integers(2, 60))
 def test_segments_hit_and_evict_what_blocks_do(records: list[Record], usable: int) -> None:
-    found = compiled_hits(records, Chains(Meta(block_size=BLOCK)), usable)
-    assert found == plain_hits(records, Chains(Meta(block_size=BLOCK)), usable)
+    result = compiled_hits(records, Chains(Meta(block_size=BLOCK)), usable)
+    assert result == plain_hits(records, Chains(Meta(block_size=BLOCK)), usable)
 
 
 @settings(max_examples=40, deadline=None)
 @given(traffic())
 def test_an_unlimited_cache_evicts_nothing(records: list[Record]) -> None:
-    found = compiled_hits(records, Chains(Meta(block_size=BLOCK)), None)
+    result = compiled_hits(records, Chains(Meta(block_size=BLOCK)), None)
     roomy = plain_hits(records, Chains(Meta(block_size=BLOCK)), 10_000)
-    assert (found.hit_blocks, found.evicted_blocks, found.usable_blocks) == (roomy.hit_blocks, 0, None)
+    assert (result.hit_blocks, result.evicted_blocks, result.usable_blocks) == (roomy.hit_blocks, 0, None)
 
 
 def test_ids_that_form_no_chains_are_refused() -> None:

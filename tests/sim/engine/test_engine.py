@@ -60,7 +60,7 @@ def test_a_request_alone() -> None:
     assert seen.end_ms() == 167.0
 
 
-def test_a_first_token_takes_time_to_deliver_and_holds_up_what_is_sent_after_it() -> None:
+def test_delivery_of_a_first_token_delays_later_tokens() -> None:
     model = make_model({**STEP, "frontend_base_ms": 3.0, "delivery_ms_per_prompt_token": 0.5}, CONFIG)
     # a: its step ends at 17, seen at 19. b: 29–49 with a's third token, both seen 20 × 0.5 later; the decodes that end
     # at 63 and 75 are on time.
@@ -76,7 +76,7 @@ def test_a_first_token_takes_time_to_deliver_and_holds_up_what_is_sent_after_it(
     assert (left.status, left.ttft_ms, left.output_tokens) == ("client_abort", None, 0)
 
 
-def test_on_a_shared_core_a_delivery_takes_half_of_the_next_step() -> None:
+def test_on_a_shared_core_a_delivery_slows_the_next_step() -> None:
     costs = {**STEP, "frontend_base_ms": 3.0, "delivery_ms_per_prompt_token": 0.5}
     model = make_model(costs, CONFIG, placement="shared_core")
     # Ends at 17; its 2 ms take 4 beside the next step, which takes 12 + 2. Another's last token is delivered at once.
@@ -85,7 +85,7 @@ def test_on_a_shared_core_a_delivery_takes_half_of_the_next_step() -> None:
     assert seen["b"].ttft_ms == 19.0
 
 
-def test_an_arrival_waits_for_the_step_in_flight_and_slows_the_others() -> None:
+def test_an_arrival_waits_for_the_step_in_flight_and_slows_decodes() -> None:
     # a: steps 3–17 (4 tokens), 17–29, … b arrives at 17, enters at 20: waits until 29, runs 29–49 (10 + 2 + 8).
     seen = predict([request("a", 0.0, 4, 4), request("b", 17.0, 8, 2)])
     assert (seen["a"].ttft_ms, seen["a"].itl_ms) == (17.0, [12.0, 20.0, 14.0])
@@ -93,7 +93,7 @@ def test_an_arrival_waits_for_the_step_in_flight_and_slows_the_others() -> None:
     assert (seen["a"].concurrency, seen["b"].concurrency) == (1, 2)
 
 
-def test_composing_ahead_costs_an_arrival_one_step_more() -> None:
+def test_async_scheduling_delays_an_arrival_by_a_step() -> None:
     config = EngineConfig(num_gpu_blocks=101, block_size=4, max_num_batched_tokens=16, async_scheduling=True)
     seen = predict([request("a", 0.0, 4, 5), request("b", 17.0, 8, 2)], config=config)
     # The step 29–41 was composed at 17, before b entered at 20; b runs 41–61.
@@ -120,7 +120,7 @@ def test_a_session_waits_for_its_parents_predicted_end() -> None:
     assert predict([first, second])["b"].arrival_ms == 57.0
 
 
-def test_a_serial_front_end_takes_one_request_at_a_time() -> None:
+def test_a_serial_api_server_handles_one_request_at_a_time() -> None:
     model = make_model(
         {**STEP, "frontend_base_ms": 3.0, "frontend_ms_per_prompt_token": 1.0}, CONFIG, placement="serial"
     )

@@ -39,7 +39,7 @@ def run_by_table(arrivals: Arrivals, engines: list[FleetEngine], table: list[int
     load = FleetLoad(arrivals, engines, SEED, keeps_rows=True)
     fleet, place, told_ms = load.fleet, load.fleet.advance(), -np.inf
     while place >= 0 or fleet.events.size:
-        while fleet.events.size and fleet.events.next_ms <= fleet.known_ms:
+        while fleet.events.size and fleet.events.next_ms <= fleet.reported_until_ms:
             assert fleet.events.next_ms >= told_ms  # a router is told of nothing late
             told_ms = fleet.events.next_ms
             fleet.events.pop()
@@ -51,7 +51,7 @@ def run_by_table(arrivals: Arrivals, engines: list[FleetEngine], table: list[int
 def require_same_as_alone(load: FleetLoad, engine: int, config: EngineConfig, model: Model) -> None:
     """Run an engine's requests at the times at which they came to it, without the others."""
     places, runs = np.flatnonzero(load.life_of() == engine), runs_of(load.requests)
-    mine = load.arrivals.take(places)
+    mine = load.arrivals.select(places)
     mine = replace(mine, arrival_ms=runs["arrival_ms"][places].copy(), parents=np.full(len(places), NOBODY))
     alone = simulate(mine, config, model, engine_seed(SEED, engine), keeps_rows=True)
     served = [request.served for request in load.requests]
@@ -59,7 +59,7 @@ def require_same_as_alone(load: FleetLoad, engine: int, config: EngineConfig, mo
     for name in (*RUN_FIELDS, "cached_tokens", "preemptions"):
         ours, theirs = ([getattr(one, name) for one in some] for some in (here, alone.requests))
         np.testing.assert_array_equal(theirs, ours, err_msg=name)
-    for name in ("starts_ms", "ends_ms", "seen_ms", "rows"):
+    for name in ("starts_ms", "ends_ms", "delivered_ms", "rows"):
         assert list(getattr(load.fleet.lives[engine].engine, name)) == list(getattr(alone.engine, name))
 
 
@@ -110,7 +110,7 @@ def test_a_router_counts_true_requests_and_prefills_when_it_chooses() -> None:
             assert counts[engine] == (len(of_engine), prefills)
 
 
-def test_a_router_is_told_of_an_end_before_a_request_that_needs_no_engine() -> None:
+def test_an_end_is_reported_before_a_request_that_needs_no_engine() -> None:
     """The second request failed in the capture, before it got to an engine."""
     records = [make_request(number, arrival_ms=500.0 * number, prompt=8, output=2) for number in range(3)]
     records[1].status, records[1].http_status, records[1].e2e_ms = "error", 429, 1.5
@@ -169,7 +169,7 @@ def test_a_request_that_moves_to_no_engine_failed_and_ran_nowhere() -> None:
     record.upstream, record.finish_reason = "of-the-capture", "stop"
     arrivals = plan_arrivals(Meta(block_size=4), [record], 4)
     fleet = routed(arrivals, 1, lambda request, engines: 0, Timeline([Kill(engine=0, at_s=0.005)], 1, 0.0))
-    (found,) = finished_records(fleet.results(), 4)
-    assert (found.status, found.error, found.http_status, found.finish_reason) == ("error", "no_engine", None, None)
-    assert (found.upstream, found.ttft_ms, found.output_tokens, found.e2e_ms) == (None, None, None, 5.0)
+    (result,) = finished_records(fleet.results(), 4)
+    assert (result.status, result.error, result.http_status, result.finish_reason) == ("error", "no_engine", None, None)
+    assert (result.upstream, result.ttft_ms, result.output_tokens, result.e2e_ms) == (None, None, None, 5.0)
     assert np.isnan(fleet.requests[0].ttft_ms)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sim.engine.dispatch import Timeline
-from sim.engine.fleet_events import Deploy, Incident, Kill, ScaleUp, check_events, parse_event
+from sim.engine.fleet_events import Deploy, FleetEvent, Kill, ScaleUp, check_events, parse_event
 from sim.engine.simulatedrequest import OUTCOMES
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.fleets import make_request, routed, runs_of
@@ -17,7 +17,7 @@ def steady(requests: int, every_ms: float) -> Arrivals:
     return plan_arrivals(Meta(block_size=4), records, 4)
 
 
-def test_a_deploy_takes_one_engine_after_the_other_cold() -> None:
+def test_a_rolling_deploy_restarts_engines_in_turn_with_cold_caches() -> None:
     events = Timeline([Deploy(at_s=0.1, startup_s=0.2)], 3, 0.0)
     load = routed(steady(100, 10.0), 3, lambda request, engines: request.number % len(engines), events)
     happened = [(what, engine) for _, what, engine in load.dispatch.log]
@@ -66,7 +66,7 @@ def test_engines_are_added_by_the_rate_of_arrivals_after_their_start_up() -> Non
     ],
 )
 def test_an_engine_that_is_to_start_twice_starts_once_and_loses_nothing(
-    events: list[Incident], happened: list[tuple[float, str]]
+    events: list[FleetEvent], happened: list[tuple[float, str]]
 ) -> None:
     """Ten requests a second of an output too long for the time between two starts."""
     records = [make_request(number, arrival_ms=50.0 + 100.0 * number, prompt=8, output=30) for number in range(8)]
@@ -86,28 +86,28 @@ def test_words_of_events() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("die:at=1s", "unknown kind 'die'; expected one of kill, deploy, scale-up"),
         ("kill:engine=1:at=5s:back=2s", "back is not after at"),
         ("scale-up:from=1:rate=nan", "rate=nan; expected more than 0"),
     ],
 )
-def test_bad_events_are_named(text: str, said: str) -> None:
+def test_bad_events_are_named(text: str, message: str) -> None:
     with pytest.raises(InputError, match="--event") as caught:
         parse_event(text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "message"),
     [
         ([Kill(engine=4, at_s=1.0)], "engine=4; expected 0 to 3"),
         ([ScaleUp(initial=5, rate=1.0)], "from=5; expected at most the fleet's 4"),
         ([Deploy(at_s=1.0), Deploy(at_s=2.0)], "Deploy twice"),
     ],
 )
-def test_events_of_more_engines_than_there_are(events: list[Incident], said: str) -> None:
+def test_events_of_more_engines_than_there_are(events: list[FleetEvent], message: str) -> None:
     with pytest.raises(InputError) as caught:
         check_events(events, 4)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -64,7 +64,7 @@ def fleet_of(count: int, blocks: int, mixed: bool, placement: FrontendPlacement 
 )
 def test_sessions_over_engines_equal_the_slow_fleet(arrivals: Arrivals, engines: list[FleetEngine], route: str) -> None:
     names = tuple(engine.name for engine in engines)
-    found = run_fleet(arrivals, routed_requests(arrivals, 4), engines, FleetPlan(names, route), 7)
+    result = run_fleet(arrivals, routed_requests(arrivals, 4), engines, FleetPlan(names, route), 7)
     costs = [routing_costs(engine.model.cost_by_name, engine.config.max_num_batched_tokens) for engine in engines]
     mixed = engines[0].model.costs != engines[1].model.costs
     is_shared = engines[0].model.frontend_placement == "shared_core"
@@ -72,12 +72,12 @@ def test_sessions_over_engines_equal_the_slow_fleet(arrivals: Arrivals, engines:
     router = make_router(parse_route(route), names, capacity_blocks=59, costs=costs, speeds=speeds)
     slow = SlowFleet(objects(arrivals), engines, router, 7)
     slow.run()
-    requests = found.requests
-    assert {place: engine for place, engine in enumerate(found.dispatch.engine_of) if engine >= 0} == slow.engine_of
+    requests = result.requests
+    assert {place: engine for place, engine in enumerate(result.dispatch.engine_of) if engine >= 0} == slow.engine_of
     for place, run in slow.runs.items():
         mine = requests[place]
         assert OUTCOMES[mine.outcome] == run.outcome
-        assert mine.num_seen == len(run.token_steps)
+        assert mine.num_delivered == len(run.token_steps)
         found_ms = [mine.arrival_ms, mine.ttft_ms, mine.e2e_ms]
         expected_ms = [np.nan if time is None else time for time in (run.arrival_ms, run.ttft_ms, run.e2e_ms)]
         # On a shared core a turn may come a rounding before the end of its parent, and split the step that ends it.

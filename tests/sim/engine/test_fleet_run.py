@@ -50,14 +50,14 @@ def test_the_captured_route_sends_each_request_where_it_went(model: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--route", "prefix"], "--route: without --replicas; expected both"),
         (["--route", "captured"], "names no upstream"),
     ],
 )
-def test_flags_that_make_no_fleet(model: str, tmp_path: Path, flags: list[str], said: str) -> None:
+def test_flags_that_make_no_fleet(model: str, tmp_path: Path, flags: list[str], message: str) -> None:
     with pytest.raises(InputError) as caught:
         main(["run", TRACE, "--latency-model", model, "-o", str(tmp_path / "x.jsonl"), *flags])
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "x.jsonl").exists()

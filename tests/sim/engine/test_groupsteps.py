@@ -42,7 +42,7 @@ def test_every_bit_is_the_readable_schedulers() -> None:
     assert hits > 1_000
 
 
-def test_what_groups_do_not_go_with_is_one_line() -> None:
+def test_flags_that_exclude_kv_groups() -> None:
     _, config, _ = case(8, 2)
     with pytest.raises(InputError, match="--kv-groups: not simulated with memory behind"):
         Deployment(host_blocks=9, kv_bytes_per_token=8).check(config)

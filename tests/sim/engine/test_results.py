@@ -23,16 +23,16 @@ from tracefile.records.schema import Meta
 @given(st.lists(st.integers(0, 10**10), max_size=20), st.lists(st.booleans(), min_size=21, max_size=21))
 def test_gaps_are_written_as_json_has_them(parts: list[int], has_token: list[bool]) -> None:
     """Tokens of a request in some of the steps."""
-    seen_ms = np.cumsum([0, *parts]) / 10**DECIMALS
-    steps = [step for step in range(len(seen_ms)) if has_token[step]]
+    delivered_ms = np.cumsum([0, *parts]) / 10**DECIMALS
+    steps = [step for step in range(len(delivered_ms)) if has_token[step]]
     runs: list[int] = []
     for step in steps:
         if runs and runs[-2] + runs[-1] == step:
             runs[-1] += 1
         else:
             runs += [step, 1]
-    expected = np.round(np.diff(seen_ms[steps]), DECIMALS).tolist()
-    assert GapTexts(floats(seen_ms)).array(integers(runs)) == msgspec.json.encode(expected)
+    expected = np.round(np.diff(delivered_ms[steps]), DECIMALS).tolist()
+    assert GapTexts(floats(delivered_ms)).array(integers(runs)) == msgspec.json.encode(expected)
 
 
 @given(
@@ -56,9 +56,9 @@ def test_records_are_in_order_of_their_ends_with_the_requests_in_flight(
     arrivals = objects(plan_arrivals(Meta(block_size=4), records, config.block_size))
     results = results_of(simulate(arrivals, config, make_model(STEP, config)).runs)
     spans_ms = [(one.arrival_ms, one.end_ms()) for one in results.requests()]
-    found = list(finished_records(results, config.block_size))
-    assert [one.end_ms() for one in found] == sorted(one.end_ms() or 0.0 for one in found)
-    for record in found:
+    result = list(finished_records(results, config.block_size))
+    assert [one.end_ms() for one in result] == sorted(one.end_ms() or 0.0 for one in result)
+    for record in result:
         came_ms = record.arrival_ms
         assert record.concurrency == max(1, sum(begin <= (came_ms or 0.0) < end for begin, end in spans_ms))
 

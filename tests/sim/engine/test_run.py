@@ -73,7 +73,7 @@ def test_the_prediction_is_a_trace_of_the_same_requests(
     assert "turns 2+" in capsys.readouterr().out
 
 
-def test_one_seed_one_file(trace: Path) -> None:
+def test_equal_seeds_give_equal_files(trace: Path) -> None:
     for output, flags in (("a", ("--seed", "3")), ("b", ("--seed", "3")), ("c", ("--seed", "4"))):
         run(trace, *flags, output=f"{output}.jsonl")
     a, b, c = (trace.with_name(f"{name}.jsonl").read_bytes() for name in "abc")
@@ -128,7 +128,7 @@ def test_an_engine_that_can_serve_nobody_is_code_1(trace: Path, capsys: pytest.C
 def test_a_trace_of_the_fit_is_refused(trace: Path, model: Model, tmp_path: Path) -> None:
     known = FitTrace(digest=trace_digest(trace), name="capture.jsonl", requests=50)
     save_model(msgspec.structs.replace(model, fitted_on=[known]), tmp_path / "model.json")
-    with pytest.raises(InputError, match="fitted on this very trace"):
+    with pytest.raises(InputError, match="fitted on this trace"):
         run(trace)
     assert not trace.with_name("predicted.jsonl").exists()
 

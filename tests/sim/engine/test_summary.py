@@ -25,9 +25,7 @@ def summary_of(spans_ms: list[tuple[float, float]]) -> Summary:
         ([], False),
     ],
 )
-def test_an_engine_that_takes_longer_than_the_requests_took_to_come(
-    spans_ms: list[tuple[float, float]], is_overrun: bool
-) -> None:
+def test_overrun_is_a_drain_longer_than_the_arrivals(spans_ms: list[tuple[float, float]], is_overrun: bool) -> None:
     summary = summary_of(spans_ms)
     assert summary.is_overrun is is_overrun
     assert not (spans_ms and summary.drain_ms < 0.0)

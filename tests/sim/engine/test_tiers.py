@@ -52,7 +52,7 @@ AGAIN = ((0.0, [1, 2, 3, 4], 0), (100.0, [5, 6, 7, 8], 0), (200.0, [1, 2, 3, 4],
 """The second displaces three of the first's four blocks, which the third asks for."""
 
 
-def test_a_request_waits_for_its_blocks_beside_the_others() -> None:
+def test_a_loading_request_waits_while_others_run() -> None:
     state = run(chained(*AGAIN), host_blocks=8)
     assert cached(state) == [0, 0, 16]
     # Entry at 201 ms; 2 ms and 12 tokens on the link; a step of 4 ms and 4 tokens.
@@ -67,7 +67,7 @@ def test_the_leaf_goes_first_when_the_engine_was_idle() -> None:
     assert cached(state) == [0, 0, 8]
 
 
-def test_what_is_kept_is_what_the_living_keep() -> None:
+def test_resident_blocks_are_of_current_lives() -> None:
     dead, alive = run(chained(*AGAIN), host_blocks=8), run(chained(*AGAIN[:1]), host_blocks=8)
     traffic = traffic_of([dead.engine, alive.engine], [alive.engine])
     assert (traffic.loads, traffic.stored_blocks, traffic.host_blocks) == (1, 13, 4)
@@ -118,9 +118,9 @@ def assert_hits_are_possible(arrivals: Arrivals, run: Simulation) -> None:
     entry_ms = np.array([request.entry_ms for request in run.requests])
     order = np.argsort(np.nan_to_num(entry_ms, nan=np.inf), kind="stable").tolist()
     seen: set[int] = set()
-    starts = np.cumsum(arrivals.known) - arrivals.known
+    starts = np.cumsum(arrivals.hashed_blocks) - arrivals.hashed_blocks
     for place in order:
-        chain = arrivals.hashes[starts[place] : starts[place] + arrivals.known[place]].tolist()
+        chain = arrivals.hashes[starts[place] : starts[place] + arrivals.hashed_blocks[place]].tolist()
         hit = run.requests[place].cached_tokens // 4
         assert hit <= len(arrivals.hashes)
         if hit > 0 and run.requests[place].preemptions == 0:
@@ -129,17 +129,17 @@ def assert_hits_are_possible(arrivals: Arrivals, run: Simulation) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deployed", "said"),
+    ("deployed", "message"),
     [
-        ({"host_blocks": 5}, "--kv-bytes-per-token: not told; expected the KV cache's bytes of a token"),
+        ({"host_blocks": 5}, "--kv-bytes-per-token: not set; expected the KV cache's bytes of a token"),
     ],
 )
-def test_a_deployment_that_cannot_be_is_refused_in_a_line(deployed: dict[str, Any], said: str) -> None:
+def test_a_deployment_that_cannot_be_is_refused_in_a_line(deployed: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as refused:
         Deployment(**deployed)
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)
 
 
 def test_a_tier_smaller_than_a_prompt_is_refused() -> None:
     with pytest.raises(InputError, match="--host-blocks: 3 blocks; expected 5 or more, as many as the longest prompt"):
-        Deployment(**LINK, host_blocks=3).require_room(chained(*AGAIN), 4)
+        Deployment(**LINK, host_blocks=3).require_host_capacity(chained(*AGAIN), 4)

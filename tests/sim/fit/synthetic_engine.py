@@ -24,7 +24,7 @@ SPREAD = 0.1
 SESSIONS, TURNS = 30, 4
 
 
-def known_engine() -> Model:
+def reported_engine() -> Model:
     """Return the built-in engine with steps and an API server that vary by 10 %, three tenths of it for a second."""
     table = tuple((SPREAD * ndtri(np.array(LEVELS))).tolist())
     noise = Noise(step_log_ratio=(table,), autocorrelated_share=0.3, correlation_time_ms=1e3, frontend_log_ratio=table)
@@ -107,7 +107,7 @@ def capture(path: Path, load: Iterator[Record], engine: Model, seed: int) -> Pat
     meta = Meta(source="tap", block_size=BLOCK, engine=engine_of(engine))
     arrivals = plan_arrivals(meta, list(load), BLOCK, replay_sessions=True)
     run = simulate(arrivals, engine.engine, engine, seed)
-    results = EngineResults(run.requests, np.arange(len(arrivals)), run.engine.seen_ms)
+    results = EngineResults(run.requests, np.arange(len(arrivals)), run.engine.delivered_ms)
     return write(path, meta, finished_records(Results(arrivals, [results]), BLOCK))
 
 

@@ -118,7 +118,7 @@ def changed(record: Record, cached_tokens: int) -> Record:
 
 
 def admitted(hashes: list[int], cached: int) -> SimulatedRequest:
-    request = SimulatedRequest("r", 4 * len(hashes) + 1, 1, vec[i64](hashes), known_keys=len(hashes))
+    request = SimulatedRequest("r", 4 * len(hashes) + 1, 1, vec[i64](hashes), num_keys=len(hashes))
     request.has_arrived, request.cached_tokens = True, cached
     return request
 

@@ -37,7 +37,7 @@ def captured(records: list[Record]) -> Capture:
 
 
 def request(name: str, cached: int) -> Request:
-    return Request(name, 4 * SIZE + 1, 8, vec[i64](CHAIN), known_keys=4, hit_limit=cached // SIZE)
+    return Request(name, 4 * SIZE + 1, 8, vec[i64](CHAIN), num_keys=4, hit_limit=cached // SIZE)
 
 
 def test_as_many_blocks_are_hit_as_were_reported() -> None:
@@ -50,11 +50,11 @@ def test_held_blocks_of_the_same_content_are_hit_and_others_where_none_is_held()
     for one, held_before in ((a, 0), (b, 3), (c, 2)):
         before = cache.pool.num_repeated
         assert cache.admit(one, cache.look_up(one), 65 - one.hit_limit * SIZE)
-        cache.publish(one, 64)
+        cache.cache_blocks(one, 64)
         assert cache.pool.num_repeated - before == held_before
-    cache.release(a)
-    cache.release(b)
-    cache.release(c)
+    cache.free(a)
+    cache.free(b)
+    cache.free(c)
     assert cache.pool.num_repeated == 0
     assert cache.admit(c, cache.look_up(c), 33)
     assert cache.pool.num_repeated == 0
@@ -65,7 +65,7 @@ def test_a_capture_whose_hits_have_keys_unknown_gets_keys_of_its_own() -> None:
     for record in records:
         record.block_hashes = record.block_hashes[:2] if record.block_hashes else None
     requests = factual_columns(captured(records), SIZE)[1].make(floats([1.0, 1.0]))
-    assert [(one.known_keys, one.hit_limit) for one in requests] == [(0, 0), (3, 3)]
+    assert [(one.num_keys, one.hit_limit) for one in requests] == [(0, 0), (3, 3)]
     cache = FactualCache(SIZE)
     assert [cache.look_up(one) for one in requests] == [0, 48]
 

@@ -191,8 +191,8 @@ def test_too_little_is_refused(tmp_path: Path, synthetic: ModuleType) -> None:
         ((few,), "only 12 requests"),
         ((same,), "about one size"),
         ((unsettled,), "--num-gpu-blocks"),
-        ((good, copy), "copy.jsonl.zst: the model is fitted on this very trace .good.jsonl"),
-        ((few, good), "good.jsonl: has requests of few.jsonl, which the model is fitted on"),
+        ((good, copy), "copy.jsonl.zst: the model was fitted on this trace .good.jsonl"),
+        ((few, good), "good.jsonl: has requests of few.jsonl, a trace of the model's fit"),
     ):
         with pytest.raises(InputError, match=message):
             fit_traces(FitConfig(traces, tmp_path / "model.json", {}))

@@ -16,7 +16,7 @@ from tracefile.files.reading import load_trace
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A designed capture, and sessions of the same engine with few outputs at once."""
-    folder, engine = tmp_path_factory.mktemp("ordinary"), synthetic_engine.known_engine()
+    folder, engine = tmp_path_factory.mktemp("ordinary"), synthetic_engine.reported_engine()
     synthetic_engine.capture(folder / "calibration-1.jsonl", synthetic_engine.calibration(1), engine, 1)
     synthetic_engine.capture(folder / "sessions.jsonl", synthetic_engine.sessions(7), engine, seed=7)
     return folder

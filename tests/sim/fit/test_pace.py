@@ -102,7 +102,7 @@ def test_a_model_is_scaled_and_may_not_be_judged_by_what_scaled_it(
     found = load_model(tmp_path / "n.json")
     assert found.parameters["t0_ms"].value == pytest.approx(0.8 * model.parameters["t0_ms"].value, rel=1e-3)
     assert found.diagnostics["pace"]["freedom"] == found.drift_freedom
-    with pytest.raises(InputError, match=r"c\.jsonl: the model is fitted on this very trace"):
+    with pytest.raises(InputError, match=r"c\.jsonl: the model was fitted on this trace"):
         main(["validate", str(path), "--latency-model", str(tmp_path / "n.json")])
 
 

@@ -79,7 +79,7 @@ def test_it_fits_and_then_validates_on_the_gate(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--against", "fit.jsonl"), "--against fit.jsonl: the model is fitted on this very trace"),
+        (("--against", "fit.jsonl"), "--against fit.jsonl: the model was fitted on this trace"),
         (("--against", "gate.jsonl", "again.jsonl", "--html", "p.html"), "--html: one page is of one capture"),
         (("--against", "gate.jsonl", "--members", "0"), "--members 0: expected 1 or more"),
     ],
@@ -97,6 +97,6 @@ def test_a_part_of_a_capture_to_fit_is_no_capture_to_validate_on(captures: Path,
         for record in records[40:60]:
             writer.write(record)
     with pytest.raises(
-        InputError, match=r"--against .*part\.jsonl: has requests of fit\.jsonl, which the model is fitted on"
+        InputError, match=r"--against .*part\.jsonl: has requests of fit\.jsonl, a trace of the model's fit"
     ):
         calibrate(captures, tmp_path / "model.json", "--against", str(tmp_path / "part.jsonl"))

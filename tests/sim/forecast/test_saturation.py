@@ -72,7 +72,7 @@ def test_requests_that_fit_one_step_are_all_at_once() -> None:
 
 
 def test_one_arrival_is_no_rate() -> None:
-    assert np.isnan(load(poisson(2, 10.0).take(np.array([0])), model()))
+    assert np.isnan(load(poisson(2, 10.0).select(np.array([0])), model()))
 
 
 def test_an_engine_whose_steps_cost_nothing_of_their_own_does_work_in_all_of_its_time() -> None:

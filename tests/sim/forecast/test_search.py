@@ -161,7 +161,7 @@ def test_bad_flags_are_refused_in_a_line(folder: Path, flags: list[str], said: s
             ["host-blocks", "--between", "3,64", "--kv-bytes-per-token", "8"],
             "--host-blocks: 3 blocks; expected 30 or more, as many as the longest prompt",
         ),
-        (["host-blocks", "--between", "30,64"], "--kv-bytes-per-token: not told; expected the KV cache's bytes"),
+        (["host-blocks", "--between", "30,64"], "--kv-bytes-per-token: not set; expected the KV cache's bytes"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_forecast(

@@ -269,14 +269,14 @@ def test_bad_input_is_one_line_and_2(
     with pytest.raises(SystemExit) as ended:
         command()
     assert ended.value.code == 2
-    assert "the model is fitted on this very trace (a.jsonl" in capsys.readouterr().err
+    assert "the model was fitted on this trace (a.jsonl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--repeat", "a.jsonl"], "fitted on this very trace"),
-        (["--cold", "part.jsonl"], r"part\.jsonl: has requests of a\.jsonl, which the model is fitted on"),
+        (["--repeat", "a.jsonl"], "fitted on this trace"),
+        (["--cold", "part.jsonl"], r"part\.jsonl: has requests of a\.jsonl, a trace of the model's fit"),
         (["--members", "0"], "--members 0: expected 1 or more"),
     ],
 )

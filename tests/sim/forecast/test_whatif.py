@@ -21,7 +21,7 @@ from sim.forecast.limits import evaluate, parse_limit, ttft
 from sim.forecast.points import ForecastConfig
 from sim.forecast.results import ForecastGrid, ForecastPoint
 from sim.forecast.scenarios import Scenario, parse_base
-from sim.forecast.summary import cohorts_of, first_token_waits
+from sim.forecast.summary import cohorts_of, ttft_sample
 from sim.forecast.whatif import WhatIf, forecast_scenarios, headline, what_if_page
 from sim.latency.modelfile import Model, Parameter, default_model, save_model
 from sim.workload.arrivals import plan_arrivals
@@ -206,7 +206,7 @@ def test_what_no_request_waits_for_is_no_wait(folder: Path) -> None:
     ]  # fmt: skip
     arrivals = plan_arrivals(Meta(block_size=32), records, 32, needs_hashes=False)
     found = forecast(arrivals, default_model().engine, [default_model()], seed=None)
-    waits = first_token_waits(found, 0, np.arange(3))
+    waits = ttft_sample(found, 0, np.arange(3))
     fine_ms = float(found.ttft_ms[0, 2])
     assert ends(waits) == {0: (11.0, CENSORED), 1: (float(found.e2e_ms[0, 1]), FAILED), 2: (fine_ms, EVENT)}
 

@@ -11,7 +11,7 @@ def requests(number: int, e2e_ms: float = 5.0) -> list[Record]:
 
 
 @pytest.mark.parametrize("part", [slice(0, 500), slice(9_500, 10_000), slice(0, 10_000, 20)])
-def test_a_part_of_one_in_twenty_is_known(part: slice) -> None:
+def test_a_sample_of_one_in_twenty_is_recognised(part: slice) -> None:
     sample = request_sample(requests(10_000))
     assert (len(sample), len(set(sample))) == (MOST, MOST)
     assert first_shared(sample, requests(10_000)[part]) in sample

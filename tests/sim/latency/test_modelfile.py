@@ -12,7 +12,7 @@ from sim.engine.simulation import step_noise
 from sim.latency import stepcost
 from sim.latency.modelfile import Model, default_model, load_model, make_model, model_digest, save_model
 from sim.latency.noise import LEVELS, Noise, frontend_factors
-from sim.latency.stepcost import KV_TOKENS, NUM_ROW_TERMS, NUM_STEP_TERMS, REPEATED_KV_TOKENS, REST_MS, StepCost
+from sim.latency.stepcost import IDLE_MS, KV_TOKENS, NUM_ROW_TERMS, NUM_STEP_TERMS, REPEATED_KV_TOKENS, StepCost
 from sim.latency.terms import RECEPTION_TERMS, STEP_TERMS, TERMS
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Share, Step
@@ -81,7 +81,7 @@ def test_a_steps_row_by_hand() -> None:
     chunk, tiny = Request("chunk", 50, 1, keys, arrival_ms=700.0), Request("tiny", 1, 1, keys)
     alone = Share(deep, 1, 4, samples=True)
     shares = [Share(chunk, 8, 32, samples=False), Share(decoding, 1, 12, samples=True), alone]
-    cost.count_step(composed([*shares, Share(tiny, 1, 0, samples=True)], 6), 700.0 - REST_MS)
+    cost.count_step(composed([*shares, Share(tiny, 1, 0, samples=True)], 6), 700.0 - IDLE_MS)
     rested = 1 - 1 / math.e
     assert dict(zip((term.name for term in STEP_TERMS), list(cost.row)[:NUM_STEP_TERMS], strict=True)) == {
         "t0_ms": 1.0,
@@ -104,10 +104,10 @@ def test_a_steps_row_by_hand() -> None:
     assert list(cost.row) == [1.0] + [0.0] * (NUM_ROW_TERMS - 1)
 
 
-def test_a_repeated_read_costs_as_much_as_a_first_one_where_the_model_does_not_tell() -> None:
-    told = make_model({"per_kv_token_ms": 0.5, "per_repeated_kv_token_ms": 0.125}, default_model().engine)
+def test_a_repeated_kv_read_defaults_to_the_cost_of_a_first_read() -> None:
+    output = make_model({"per_kv_token_ms": 0.5, "per_repeated_kv_token_ms": 0.125}, default_model().engine)
     silent = make_model({"per_kv_token_ms": 0.5}, default_model().engine)
-    assert told.costs[REPEATED_KV_TOKENS] == 0.125
+    assert output.costs[REPEATED_KV_TOKENS] == 0.125
     assert silent.costs[REPEATED_KV_TOKENS] == 0.5
 
 

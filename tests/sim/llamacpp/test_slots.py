@@ -57,7 +57,7 @@ A = [1] * 20
 B = [2] * 20
 
 
-def test_unused_slots_are_taken_from_the_last_and_the_longest_prefix_wins() -> None:
+def test_unused_slots_are_assigned_from_the_last_and_the_longest_prefix_wins() -> None:
     server = Server(ALONE)
     assert server.run(A) == (1, 0)
     assert server.run(B) == (0, 0)  # nothing in common with slot 1
@@ -81,7 +81,7 @@ CONFIGS = st.builds(
 
 
 @given(CONFIGS, st.lists(st.tuples(st.integers(0, 3), TOKENS, TOKENS), max_size=25))
-def test_agrees_with_llamacpps_own_steps(config: SlotConfig, steps: list[Any]) -> None:
+def test_equals_the_slow_slots(config: SlotConfig, steps: list[Any]) -> None:
     ours = Server(config)
     slow = SlowServer(
         config.slots,
@@ -151,12 +151,12 @@ def test_requests_run_at_their_times(tmp_path: Path, capsys: pytest.CaptureFixtu
             writer.write(record)
     assert main(["pool", str(tmp_path / "t.jsonl"), "--engine", "llamacpp"]) == 0
     told = capsys.readouterr().out
-    assert "2 slots, prompt cache: no bound: 20 of 61 input tokens hit (32.79%)" in told
-    assert "cached as reported: 2 of 3 requests, to the token" in told
+    assert "2 slots, prompt cache: unlimited: 20 of 61 input tokens hit (32.79%)" in told
+    assert "hits as reported: 2 of 3 requests, to the token" in told
 
 
 def test_six_requests_one_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     # Without times each ends before the next. As in SGLang's tree of single tokens, r3 hits all but its last token.
     assert main(["pool", SIX, "--engine", "llamacpp", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["requests"], found["hit_tokens"], found["settings"]["slots"]) == (6, 39, 4)
+    result = json.loads(capsys.readouterr().out)
+    assert (result["requests"], result["hit_tokens"], result["settings"]["slots"]) == (6, 39, 4)

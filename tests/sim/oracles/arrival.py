@@ -42,7 +42,10 @@ def objects(arrivals: Arrivals) -> list[Arrival]:
     hashes, at = arrivals.hashes.tolist(), 0
     found = []
     for place, record in enumerate(arrivals.records(np.arange(len(arrivals)))):
-        known, own = int(arrivals.known[place]), int(arrivals.full_blocks[place] - arrivals.known[place])
+        known, own = (
+            int(arrivals.hashed_blocks[place]),
+            int(arrivals.full_blocks[place] - arrivals.hashed_blocks[place]),
+        )
         parent, abort_after_ms = int(arrivals.parents[place]), float(arrivals.abort_after_ms[place])
         found.append(
             Arrival(

@@ -33,12 +33,12 @@ class HybridPool:
             end = self._step_end(request, at)
             held = cache.extend(request, end) if held else cache.admit(request, hits, end - at)
             if not held:
-                cache.release(request)
+                cache.free(request)
                 return None
             at = request.num_computed = end
             cache.end_step()
             cache.begin_step()
-        cache.release(request)
+        cache.free(request)
         return hits.tokens
 
     def _step_end(self, request: Request, at: int) -> int:

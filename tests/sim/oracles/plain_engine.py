@@ -77,12 +77,12 @@ class Engine:
         """Until nothing is left to arrive or to compute."""
         while True:
             self._deliver_events()
-            step = self._composed or self._compose(at_rest=True)
+            step = self._composed or self._compose(is_idle=True)
             if step is None:
                 if not self._idle():
                     break
                 continue
-            self._composed = self._compose(at_rest=False) if self._composes_ahead else None
+            self._composed = self._compose(is_idle=False) if self._composes_ahead else None
             self._run_step(step)
             if self._skips:
                 self._skip_decodes(step)
@@ -90,11 +90,11 @@ class Engine:
             self._runs, self.timeline, self.scheduler.stats, self._preemptions, self.scheduler.config.block_size
         )
 
-    def _compose(self, *, at_rest: bool) -> Step | None:
-        """The next step, or None if there is nothing to compute. ``at_rest``: no other runs."""
+    def _compose(self, *, is_idle: bool) -> Step | None:
+        """The next step, or None if there is nothing to compute. ``is_idle``: no other runs."""
         if not self.scheduler.has_work:
             return None
-        step = self.scheduler.schedule_at_rest() if at_rest else self.scheduler.schedule()
+        step = self.scheduler.schedule_when_idle() if is_idle else self.scheduler.schedule()
         self._preemptions += len(step.preempted)
         for request in step.admitted:
             request_run = self._runs[request.index]
@@ -219,7 +219,7 @@ class Engine:
     def _hand_over(self) -> None:
         """What the front end on the shared core has finished enters the scheduler at its next step."""
         assert self._core is not None
-        for time_ms, place in self._core.take_done():
+        for time_ms, place in self._core.pop_done():
             self._at(time_ms, _ENTER, place)
 
     def _arrive(self, time_ms: float, place: int) -> None:
@@ -265,16 +265,16 @@ class Engine:
         """Fix what the client saw, and let the children follow."""
         request_run = self._runs[place]
         left_ms = request_run.arrival_ms + (request_run.arrival.abort_after_ms or 0.0)
-        seen_ms = self.timeline.seen_ms
+        delivered_ms = self.timeline.delivered_ms
         if (
             outcome == "ok"
             and request_run.arrival.abort_after_ms is not None
-            and seen_ms[request_run.token_steps[-1]] > left_ms
+            and delivered_ms[request_run.token_steps[-1]] > left_ms
         ):
             outcome = "aborted"  # its last token came after the client had gone
         request_run.outcome = outcome
         if outcome == "aborted":
-            request_run.token_steps = [step for step in request_run.token_steps if seen_ms[step] <= left_ms]
+            request_run.token_steps = [step for step in request_run.token_steps if delivered_ms[step] <= left_ms]
         if request_run.token_steps:
             self._see_tokens(request_run)
         if outcome == "aborted":
@@ -291,10 +291,10 @@ class Engine:
 
     def _see_tokens(self, request_run: RequestRun) -> None:
         """TTFT, gaps and end as the client sees them."""
-        seen_ms = np.array([self.timeline.seen_ms[step] for step in request_run.token_steps])
-        request_run.ttft_ms = float(seen_ms[0] - request_run.arrival_ms)
-        request_run.itl_ms = np.diff(seen_ms)
-        request_run.e2e_ms = float(seen_ms[-1] - request_run.arrival_ms)
+        delivered_ms = np.array([self.timeline.delivered_ms[step] for step in request_run.token_steps])
+        request_run.ttft_ms = float(delivered_ms[0] - request_run.arrival_ms)
+        request_run.itl_ms = np.diff(delivered_ms)
+        request_run.e2e_ms = float(delivered_ms[-1] - request_run.arrival_ms)
 
 
 def _plain_decodes(request: Request, block_size: int) -> int:

@@ -13,7 +13,7 @@ from tracefile.records.schema import Record
 
 def full_keys(record: Record, chains: Chains) -> list[int]:
     """Return the keys of the blocks that are full at the end."""
-    return chains.begun(record)[: tokens_computed(record) // chains.block_size]
+    return chains.block_keys(record)[: tokens_computed(record) // chains.block_size]
 
 
 def plain_hits(records: Sequence[Record], chains: Chains, usable: int) -> HitCounts:
@@ -29,10 +29,10 @@ def plain_hits(records: Sequence[Record], chains: Chains, usable: int) -> HitCou
         keys = full_keys(record, chains)
         most = 0 if record.prompt_logprobs else ((record.prompt_tokens or 1) - 1) // size
         hits = pool.lookup(keys, most)
-        pool.hold(hits)
-        blocks = hits + pool.take(held - len(hits))
+        pool.touch(hits)
+        blocks = hits + pool.allocate(held - len(hits))
         pool.insert(blocks[len(hits) : len(keys)], keys[len(hits) :])
-        pool.release(blocks)
+        pool.free_blocks(blocks)
         counts.count_tokens(record, len(hits) * size)
     counts.evicted_blocks = pool.evicted_blocks
     return counts

@@ -105,7 +105,7 @@ class Pool:
         while done < prompt:
             size = min(prompt - done, self.chunk or prompt)
             evict_from_tree_cache(self.cache, size + (self.page if self.page > 1 else 0))
-            self.take(request, done, done + size)
+            self.allocate(request, done, done + size)
             done += size
             if done < len(tokens):
                 self.cache.checkpoint_into_tree(request, up_to=done)
@@ -116,13 +116,13 @@ class Pool:
         tokens = len(request.full_untruncated_fill_ids)
         for done in range(len(request.origin_input_ids), tokens):
             evict_from_tree_cache(self.cache, self.page)
-            self.take(request, done, done + 1)
+            self.allocate(request, done, done + 1)
         request.finished = lambda: True
         self.cache.checkpoint_into_tree(request, up_to=tokens)
         self.cache.free_kv_row(request.kv, [(request.kv.cache_protected_len, tokens)])
         self.cache.unlock(request.lock)
 
-    def take(self, request: Any, start: int, end: int) -> None:
+    def allocate(self, request: Any, start: int, end: int) -> None:
         """Slots for tokens ``start`` to ``end``: the rest of a started page, then new pages."""
         row = self.rows.req_to_token[request.kv.req_pool_idx]
         aligned = min(-(-start // self.page) * self.page, end)

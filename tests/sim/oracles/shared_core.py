@@ -36,7 +36,7 @@ class SharedCore:
         """A request has arrived."""
         self._jobs.append(Job(place, prompt_tokens, work_ms, work_ms))
 
-    def take_done(self) -> list[tuple[float, int]]:
+    def pop_done(self) -> list[tuple[float, int]]:
         """When and which requests were handed over since the last call."""
         done, self._done = self._done, []
         return done

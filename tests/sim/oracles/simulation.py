@@ -37,22 +37,24 @@ class Timeline:
     of the engine's terms.
     """
 
-    __slots__ = ("ends_ms", "rows", "seen_ms", "starts_ms")
+    __slots__ = ("delivered_ms", "ends_ms", "rows", "starts_ms")
 
     def __init__(self) -> None:
         self.starts_ms: list[float] = []
         self.ends_ms: list[float] = []
         self.rows: list[StepRow] = []
-        self.seen_ms: list[float] = []
+        self.delivered_ms: list[float] = []
         """When clients see a step's tokens: at its end, or later where a first token is among them."""
 
     @classmethod
-    def of_arrays(cls, starts_ms: FloatArray, ends_ms: FloatArray, rows: FloatArray, seen_ms: FloatArray) -> "Timeline":
+    def of_arrays(
+        cls, starts_ms: FloatArray, ends_ms: FloatArray, rows: FloatArray, delivered_ms: FloatArray
+    ) -> "Timeline":
         """A timeline that is complete; ``rows``: shape (steps, terms)."""
         timeline = cls()
         timeline.starts_ms, timeline.ends_ms = starts_ms.tolist(), ends_ms.tolist()
         timeline.rows = cast(list[StepRow], rows)  # its rows are read as any others
-        timeline.seen_ms = seen_ms.tolist()
+        timeline.delivered_ms = delivered_ms.tolist()
         return timeline
 
     def __len__(self) -> int:
@@ -65,19 +67,19 @@ class Timeline:
 
     def append(self, start_ms: float, end_ms: float, row: StepRow) -> None:
         """Add a step that began when or after the last one ended, and whose tokens are seen no sooner than its."""
-        self.seen_ms.append(max(end_ms, self.seen_ms[-1]) if self.seen_ms else end_ms)
+        self.delivered_ms.append(max(end_ms, self.delivered_ms[-1]) if self.delivered_ms else end_ms)
         self.starts_ms.append(start_ms)
         self.ends_ms.append(end_ms)
         self.rows.append(row)
 
     def delay(self, until_ms: float) -> None:
         """The last step's tokens are seen at ``until_ms``, unless they are only seen later than that."""
-        self.seen_ms[-1] = max(self.seen_ms[-1], until_ms)
+        self.delivered_ms[-1] = max(self.delivered_ms[-1], until_ms)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless steps follow each other."""
-        assert len(self.starts_ms) == len(self.ends_ms) == len(self.rows) == len(self.seen_ms)
-        assert self.seen_ms == sorted(self.seen_ms)
+        assert len(self.starts_ms) == len(self.ends_ms) == len(self.rows) == len(self.delivered_ms)
+        assert self.delivered_ms == sorted(self.delivered_ms)
         moments = [moment for pair in zip(self.starts_ms, self.ends_ms, strict=True) for moment in pair]
         assert moments == sorted(moments), "steps overlap"
 
@@ -125,17 +127,17 @@ def simulate(arrivals: Sequence[Arrival], config: EngineConfig, model: Model, *,
 
 def read_simulation(arrivals: Sequence[Arrival], run: simulation.Simulation, block_size: int) -> Simulation:
     """The run as the plain engine gives it: a request_run per arrival, and the steps."""
-    engine, seen_ms = run.engine, run.seen_ms
+    engine, delivered_ms = run.engine, run.delivered_ms
     width = NUM_ROW_TERMS if engine.server.placement == SHARED_CORE else NUM_STEP_TERMS
     starts_ms, ends_ms = (array_of(part, np.float64) for part in (engine.starts_ms, engine.ends_ms))
-    steps = Timeline.of_arrays(starts_ms, ends_ms, run.rows[:, :width], seen_ms)
+    steps = Timeline.of_arrays(starts_ms, ends_ms, run.rows[:, :width], delivered_ms)
     stats = engine.scheduler.stats
     prefix = PrefixStats(int(stats.requests), int(stats.query_tokens), int(stats.hit_tokens))
-    runs = [_request_run(*pair, seen_ms) for pair in zip(arrivals, run.requests, strict=True)]
+    runs = [_request_run(*pair, delivered_ms) for pair in zip(arrivals, run.requests, strict=True)]
     return Simulation(runs, steps, prefix, int(engine.preemptions), block_size)
 
 
-def _request_run(arrival: Arrival, request: SimulatedRequest, seen_ms: FloatArray) -> RequestRun:
+def _request_run(arrival: Arrival, request: SimulatedRequest, delivered_ms: FloatArray) -> RequestRun:
     request.close_run()
     runs = list(request.token_runs)
     steps = [first + more for first, count in zip(runs[::2], runs[1::2], strict=True) for more in range(count)]
@@ -143,13 +145,13 @@ def _request_run(arrival: Arrival, request: SimulatedRequest, seen_ms: FloatArra
         arrival=arrival,
         arrival_ms=request.arrival_ms,
         request=_request(arrival, request) if request.has_arrived else None,
-        entry_ms=_known(request.entry_ms),
-        admitted_ms=_known(request.admitted_ms),
+        entry_ms=_shared(request.entry_ms),
+        admitted_ms=_shared(request.admitted_ms),
         token_steps=steps,
         outcome=OUTCOMES[request.outcome] or None,
-        ttft_ms=_known(request.ttft_ms),
-        itl_ms=np.diff(seen_ms[steps]),
-        e2e_ms=_known(request.e2e_ms),
+        ttft_ms=_shared(request.ttft_ms),
+        itl_ms=np.diff(delivered_ms[steps]),
+        e2e_ms=_shared(request.e2e_ms),
     )
 
 
@@ -169,7 +171,7 @@ def _request(arrival: Arrival, reached: SimulatedRequest) -> Request:
     return request
 
 
-def _known(time_ms: float) -> float | None:
+def _shared(time_ms: float) -> float | None:
     return None if time_ms != time_ms else time_ms  # noqa: PLR0124 - NaN, and cheaper than asking
 
 
@@ -179,7 +181,7 @@ def ended_request(request_run: RequestRun) -> SimulatedRequest:
     arrival, reached = request_run.arrival, request_run.request
     request = SimulatedRequest("", max(arrival.prompt_tokens, 1), 1, vec[i64](), arrival_ms=request_run.arrival_ms)
     request.prepare()
-    request.outcome, request.num_seen = OUTCOMES.index(request_run.outcome), len(request_run.token_steps)
+    request.outcome, request.num_delivered = OUTCOMES.index(request_run.outcome), len(request_run.token_steps)
     for name in ("ttft_ms", "e2e_ms", "entry_ms", "admitted_ms"):
         time_ms = getattr(request_run, name)
         setattr(request, name, math.nan if time_ms is None else time_ms)
@@ -210,7 +212,7 @@ def predicted_records(simulation: Simulation, *, keep_hashes: bool = True) -> li
 
 def columns(arrivals: Sequence[Arrival]) -> Arrivals:
     """A whole workload of objects as columns."""
-    hashes, known = known_keys([one.hashes for one in arrivals])
+    hashes, known = shared_keys([one.hashes for one in arrivals])
     parents = np.array([NOBODY if one.parent is None else one.parent for one in arrivals], np.int64)
     places = np.arange(len(arrivals))
     return Arrivals(
@@ -226,14 +228,14 @@ def columns(arrivals: Sequence[Arrival]) -> Arrivals:
         parents=parents,
         think_ms=_floats([None if one.parent is None else one.think_ms for one in arrivals]),
         full_blocks=np.array([len(one.hashes) for one in arrivals], np.int64),
-        known=known,
+        hashed_blocks=known,
         hashes=hashes,
         batch=Batch([one.record for one in arrivals]),
         rows=places,
     )
 
 
-def known_keys(chains: Sequence[Sequence[int]]) -> tuple[UInt64Array, IntArray]:
+def shared_keys(chains: Sequence[Sequence[int]]) -> tuple[UInt64Array, IntArray]:
     """The true hashes of each chain, which come before its private keys, chain after chain; how many each has."""
     known = [[key for key in chain if key > FIRST_PRIVATE] for chain in chains]
     return np.array([key for chain in known for key in chain], np.uint64), np.array([len(c) for c in known], np.int64)

@@ -31,7 +31,7 @@ class SlowFleet:
         self.told: set[tuple[int, str]] = set()
 
     def run(self) -> None:
-        while (coming := min(self._known(), default=None)) is not None:
+        while (coming := min(self._shared(), default=None)) is not None:
             at_ms, place = coming
             arrival = self.arrivals[place]
             if arrival.kind == "as_recorded":
@@ -46,7 +46,7 @@ class SlowFleet:
             self.sent[engine].append((at_ms, place))
             self._run_again(engine)
 
-    def _known(self) -> list[tuple[float, int]]:
+    def _shared(self) -> list[tuple[float, int]]:
         """Requests that have not come, with their times, as far as their parents' ends are known."""
         found = []
         for place, arrival in enumerate(self.arrivals):
@@ -59,7 +59,7 @@ class SlowFleet:
                 at_ms = before.arrival_ms + (before.e2e_ms or 0.0) + arrival.think_ms
                 if before.outcome in ("unservable", "parent_failed"):
                     self.runs[place] = RequestRun(arrival, at_ms, outcome="parent_failed")
-                    return self._known()
+                    return self._shared()
                 found.append((at_ms, place))
         return found
 

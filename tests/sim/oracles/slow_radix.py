@@ -120,7 +120,7 @@ class SlowPool:
     def free(self, computed: int, cached: int) -> int:
         return self.pages - self.tree.size() // self.page_size - self.pages_of(computed) + cached // self.page_size
 
-    def make_room(self, pages: int, computed: int, cached: int) -> None:
+    def evict_for(self, pages: int, computed: int, cached: int) -> None:
         """Evict for what the scheduler asks for, which may be more than it takes."""
         self.tree.evict((pages - self.free(computed, cached)) * self.page_size)
 
@@ -140,7 +140,7 @@ class SlowPool:
                 node = self.checkpoint(node, tokens[:computed], prompt)
                 cached = node.depth()
         while computed < len(tokens):
-            self.make_room(1, computed, cached)
+            self.evict_for(1, computed, cached)
             computed += 1
             assert self.free(computed, cached) >= 0
         node = self.checkpoint(node, tokens, prompt)

@@ -11,7 +11,7 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.kvcache import SingleGroupCache
 from sim.vllm.request import ANY_HITS, Request
 from sim.vllm.scheduler import Step
-from sim.vllm.segments import KNOWN, Copy, SegmentPool
+from sim.vllm.segments import SHARED, Copy, SegmentPool
 from tests.sim.oracles.readable.request import Request as ReadableRequest
 
 Content = tuple[int, int]
@@ -25,7 +25,7 @@ def request_like(one: ReadableRequest, index: int) -> Request:
         one.prompt_tokens,
         one.output_tokens,
         integers(np.array(one.hashes, np.uint64)),
-        known_keys=len(one.hashes),
+        num_keys=len(one.hashes),
         index=index,
         arrival_ms=one.arrival_ms,
         hit_limit=0 if one.prompt_logprobs else ANY_HITS,
@@ -59,8 +59,8 @@ class SteppedScheduler:
     def loaded_blocks(self, place: int) -> int:
         return int(self.requests[place].num_blocks - self.requests[place].num_hashed)
 
-    def take_up(self, place: int) -> None:
-        self.scheduler.take_up(self.requests[place])
+    def requeue_loaded(self, place: int) -> None:
+        self.scheduler.requeue_loaded(self.requests[place])
 
     def add(self, place: int) -> None:
         self.scheduler.add(self.requests[place])
@@ -101,7 +101,7 @@ def free_contents(pool: SegmentPool) -> list[Content | None]:
 def holders(pool: SegmentPool) -> dict[Content, int]:
     """Of every cached block, how many hold it."""
     found: dict[Content, int] = {}
-    for segment in pool._known.values():
+    for segment in pool._shared.values():
         copy = segment.copy
         while True:
             found |= dict.fromkeys(_contents(copy), int(copy.references))
@@ -114,7 +114,7 @@ def holders(pool: SegmentPool) -> dict[Content, int]:
 def _contents(copy: Copy) -> list[Content]:
     """Of one copy's blocks, root first."""
     segment = copy.segment
-    assert segment.owner == KNOWN, "the workloads' keys are all known"
+    assert segment.owner == SHARED, "the workloads' keys are all known"
     place_in_line, line = 0, segment.copy
     while line is not copy:
         line, place_in_line = line.next_twin, place_in_line + 1

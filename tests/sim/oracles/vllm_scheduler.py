@@ -188,7 +188,7 @@ class Run:
         samples = {name: not scheduler.requests[name].is_prefill_chunk for name, _, _ in scheduled}
         after_schedule = self.free_order()
         tables = {name: self.tables(name) for name, _, _ in scheduled} if self.hybrid else None
-        stats = self.take_stats()
+        stats = self.pop_stats()
         self.in_flight.append((output, samples))
         if len(self.in_flight) >= self.depth:
             self.deliver(*self.in_flight.popleft())
@@ -225,7 +225,7 @@ class Run:
         blocks = self.scheduler.kv_cache_manager.block_pool.blocks
         return [block.block_id for block in blocks if block.block_hash is not None]
 
-    def take_stats(self) -> list[int]:
+    def pop_stats(self) -> list[int]:
         # Before update_from_output, which takes them away to report them.
         stats = self.scheduler.kv_cache_manager.make_prefix_cache_stats()
         if stats is None:

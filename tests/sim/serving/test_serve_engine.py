@@ -37,7 +37,7 @@ MODEL = make_model({**STEP, "frontend_base_ms": 10.0, "frontend_ms_per_prompt_to
 def generation(prompt_tokens: int, output_tokens: int, first_key: int) -> Generation:
     blocks = (prompt_tokens + output_tokens - 1) // CONFIG.block_size
     keys = vec[i64](range(first_key, first_key + blocks))
-    request = Request(f"r{first_key}", prompt_tokens, output_tokens, keys, known_keys=blocks)
+    request = Request(f"r{first_key}", prompt_tokens, output_tokens, keys, num_keys=blocks)
     return Generation(request, Output([7] * output_tokens, "length"), lambda _: None)
 
 

@@ -101,7 +101,7 @@ def test_agrees_with_the_slow_tree(sizes: tuple[int, int], operations: list[Any]
     chunk=st.sampled_from([None, 4, 8, 20]),
     requests=st.lists(st.tuples(PATHS, st.integers(1, 24), st.integers(0, 8)), max_size=25),
 )
-def test_pool_agrees_with_every_step_of_the_slow_one(
+def test_pool_equals_the_slow_radix_pool(
     sizes: tuple[int, int], room: int, chunk: int | None, requests: list[Any]
 ) -> None:
     block_size, page_size = sizes
@@ -124,8 +124,8 @@ def test_pool_agrees_with_every_step_of_the_slow_one(
 
 def pool(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main(["pool", *arguments, "--engine", "sglang", "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
 
 
 def test_endless_cache_on_six_requests(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,11 +151,11 @@ def test_endless_cache_on_six_requests(capsys: pytest.CaptureFixture[str]) -> No
 def test_mooncake(
     mooncake: Path, capsys: pytest.CaptureFixture[str], blocks: str, page_size: str, expected: tuple[int, int, int]
 ) -> None:
-    found = pool(capsys, str(mooncake), "--num-gpu-blocks", blocks, "--page-size", page_size)
-    assert (found["hit_blocks"], found["hit_tokens"], found["evicted_nodes"]) == expected
+    result = pool(capsys, str(mooncake), "--num-gpu-blocks", blocks, "--page-size", page_size)
+    assert (result["hit_blocks"], result["hit_tokens"], result["evicted_nodes"]) == expected
 
 
-def test_a_prompt_whose_log_probabilities_are_asked_for_hits_nothing() -> None:
+def test_a_prompt_with_log_probabilities_has_no_hit() -> None:
     pool = RadixPool(RadixConfig(), block_size=4)
     assert pool.run([1, 2, 3], 12, 12) == 0
     assert pool.run([1, 2, 3], 12, 12, prompt_logprobs=True) == 0

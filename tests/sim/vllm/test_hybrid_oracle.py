@@ -126,10 +126,10 @@ def digest(steps: list[dict[str, Any]]) -> str:
 
 def test_steps_are_those_recorded_of_vllm() -> None:
     names = ("scheduled", "preempted", "free_scheduled", "free_finished", "cached", "stats", "tables")
-    found = {seed: [{name: step[name] for name in names} for step in our_steps(make_hybrid(seed))] for seed in RECORDED}
-    assert {seed: digest(steps) for seed, steps in found.items()} == RECORDED
-    assert sum(len(step["preempted"]) for steps in found.values() for step in steps) > 20
-    assert sum(step["stats"][2] for steps in found.values() for step in steps) > 5_000
+    ours = {seed: [{name: step[name] for name in names} for step in our_steps(make_hybrid(seed))] for seed in RECORDED}
+    assert {seed: digest(steps) for seed, steps in ours.items()} == RECORDED
+    assert sum(len(step["preempted"]) for steps in ours.values() for step in steps) > 20
+    assert sum(step["stats"][2] for steps in ours.values() for step in steps) > 5_000
 
 
 @pytest.mark.vllm

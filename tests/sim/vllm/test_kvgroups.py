@@ -10,7 +10,7 @@ from tests.sim.oracles.readable.request import Request
 from tracefile.records.errors import InputError
 
 
-def test_groups_are_read_and_told() -> None:
+def test_groups_are_parsed_and_named() -> None:
     layout = parse_groups("full:16 + window(1024):16*3 + retain=none")
     assert layout.groups == (KvGroup("full", 16), *[KvGroup("window", 16, 1024)] * 3)
     assert (layout.match_unit, layout.block_size, layout.alignment, layout.retain) == (16, 16, 16, None)
@@ -34,7 +34,7 @@ def test_hits_end_at_multiples_of(text: str, alignment: int, partial: bool) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "output"),
     [
         ("full", "'full'; expected full:16"),
         ("full:16+mamba:24+match=16", "match=16: does not divide blocks of [16, 24]"),
@@ -42,10 +42,10 @@ def test_hits_end_at_multiples_of(text: str, alignment: int, partial: bool) -> N
         ("full:32+chunk(64):16", "chunk(64):16: expected blocks of 32 tokens"),
     ],
 )
-def test_wrong_groups_are_one_line(text: str, told: str) -> None:
+def test_invalid_groups(text: str, output: str) -> None:
     with pytest.raises(InputError, match="kv_groups") as raised:
         parse_groups(text)
-    assert told in str(raised.value)
+    assert output in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

@@ -54,7 +54,7 @@ def stepped(workload: Workload) -> list[dict[str, Any]]:
         )
         scheduler.finish_step(0)
         for place in loading:
-            scheduler.take_up(place)
+            scheduler.requeue_loaded(place)
     return steps
 
 

@@ -31,7 +31,7 @@ def request(
     """Requests of one family share their chain; each block's key is the family and its depth. ``limit``: of tokens."""
     chain = integers(np.arange(keys) + 1000 * family)
     index = sum(name.encode())
-    return Request(name, prompt, output, chain, known_keys=keys, index=index, token_limit=limit, hit_limit=hits)
+    return Request(name, prompt, output, chain, num_keys=keys, index=index, token_limit=limit, hit_limit=hits)
 
 
 def shares(step: Step) -> list[tuple[str, int, int]]:
@@ -73,7 +73,7 @@ def test_a_prompt_is_computed_in_chunks_and_then_decoded_token_by_token() -> Non
     assert free_contents(pool_of(scheduler)) == [None] * 18 + [(1, 0), (0, 0)]
 
 
-def test_blocks_behind_the_known_keys_are_private() -> None:
+def test_blocks_after_the_hashed_keys_are_private() -> None:
     scheduler = engine()
     scheduler.add(request("a", 9, 4, keys=1))
     while scheduler.has_work():
@@ -104,7 +104,7 @@ def test_blocks_can_be_hit_within_the_step_that_fills_them() -> None:
     assert cached(scheduler) == {(0, 0): 2, (1, 0): 2}
 
 
-def test_chunks_become_visible_one_by_one() -> None:
+def test_prefill_chunks_are_cached_one_by_one() -> None:
     scheduler = engine(max_num_batched_tokens=5)
     scheduler.add(request("a", 12, 2))
     b = request("b", 12, 2)
@@ -130,7 +130,7 @@ def test_a_prompt_of_full_blocks_recomputes_its_last() -> None:
     assert pool_of(scheduler).lookup(request("c", 9, 1), 2) == 2
 
 
-def test_admission_needs_the_whole_prompt_to_fit_and_the_head_blocks_the_rest() -> None:
+def test_admission_needs_blocks_for_the_complete_prompt_and_the_head_blocks_the_queue() -> None:
     scheduler = engine(usable=6, max_num_batched_tokens=4)
     scheduler.add(request("a", 4, 12, family=1))
     run_step(scheduler)
@@ -143,13 +143,13 @@ def test_admission_needs_the_whole_prompt_to_fit_and_the_head_blocks_the_rest() 
 
 def test_a_step_at_rest_is_composed_once_if_it_serves_anybody() -> None:
     step = Step()
-    assert (engine().schedule_at_rest(step), step.count) == (0, 0)  # nothing to do is no reason to try again
+    assert (engine().schedule_when_idle(step), step.count) == (0, 0)  # nothing to do is no reason to try again
     scheduler = engine(usable=5, max_num_batched_tokens=64)
     a, b = request("a", 8, 8, family=1), request("b", 8, 3, family=2)
     scheduler.add(a)
     scheduler.add(b)
     run_step(scheduler)
-    assert scheduler.schedule_at_rest(step) == 1
+    assert scheduler.schedule_when_idle(step) == 1
     assert (shares(step), step.preempted) == ([("a", 1, 8)], [b])
     assert a.num_computed == 9
 
@@ -304,7 +304,7 @@ def test_settings_no_engine_could_have_are_refused() -> None:
         EngineConfig(num_gpu_blocks=1)
 
 
-def test_a_prompt_whose_log_probabilities_are_asked_for_is_computed_whole_and_cached_a_second_time() -> None:
+def test_a_prompt_with_log_probabilities_is_computed_completely_and_cached_again() -> None:
     scheduler = engine()
     scheduler.add(request("a", 9, 1))
     assert run_step(scheduler) == [("a", 9, 0)]

@@ -59,15 +59,15 @@ class Pools:
     def admit(self, row: int, more: int) -> None:
         request, most = self.waiting[row], len(self.waiting[row].keys) - 1
         if request.table.preemptions == 0:
-            most = min(most, request.table.known_keys)
+            most = min(most, request.table.num_keys)
         hits = self.plain.lookup(request.keys, most)
         assert self.segments.lookup(request.table, most) == len(hits)
         idle = self.plain.count_idle(hits)
         assert self.segments.idle_hits == idle
         if more + idle > self.plain.num_free:
             return
-        self.plain.hold(hits)
-        assert not hits or self.segments.hold(request.table, len(hits)) == len(hits)
+        self.plain.touch(hits)
+        assert not hits or self.segments.touch(request.table, len(hits)) == len(hits)
         request.blocks, request.filled = hits, len(hits)
         self.running.append(self.waiting.pop(row))
         self.grow(len(self.running) - 1, more)
@@ -75,21 +75,21 @@ class Pools:
     def grow(self, row: int, more: int) -> None:
         request = self.running[row]
         more = min(more, self.plain.num_free, len(request.keys) - len(request.blocks))
-        request.blocks = request.blocks + self.plain.take(more)
-        self.segments.take(more)
+        request.blocks = request.blocks + self.plain.allocate(more)
+        self.segments.allocate(more)
         request.table.num_blocks += len(request.blocks) - request.table.num_blocks
 
     def fill(self, row: int, count: int) -> None:
         request = self.running[row]
         end = min(request.filled + count, len(request.blocks))
         self.plain.insert(request.blocks[request.filled : end], request.keys[request.filled : end])
-        self.segments.publish(request.table, request.filled, end)
+        self.segments.cache_full_blocks(request.table, request.filled, end)
         request.filled = end
 
     def preempt(self, row: int) -> None:
         request = self.running.pop(row)
-        self.plain.release(request.blocks)
-        self.segments.release(request.table)
+        self.plain.free_blocks(request.blocks)
+        self.segments.free_blocks(request.table)
         request.table.num_blocks = 0
         request.table.preemptions += 1
         self.waiting.append(request)

@@ -169,12 +169,12 @@ def tables_of(scheduler: Scheduler, request: Request) -> list[list[int]]:
 
 def contents(pool: BlockPool) -> dict[int, Content]:
     """By cached block: its key, and its place in the line of those under that key."""
-    found: dict[int, Content] = {}
+    result: dict[int, Content] = {}
     for block in range(1, pool.num_gpu_blocks):
         key = pool.key_of(block)
-        if key is not None and block not in found:
-            found |= {twin: (key, place) for place, twin in enumerate(twins(pool, key))}
-    return found
+        if key is not None and block not in result:
+            result |= {twin: (key, place) for place, twin in enumerate(twins(pool, key))}
+    return result
 
 
 def twins(pool: BlockPool, key: int) -> list[int]:
@@ -238,8 +238,8 @@ def vllms_steps(script: Path, workloads: list[Workload]) -> list[Any]:
         check=False,
     )
     assert answer.returncode == 0, answer.stderr[-2000:]
-    found: list[Any] = json.loads(answer.stdout)
-    return found
+    result: list[Any] = json.loads(answer.stdout)
+    return result
 
 
 @pytest.mark.vllm

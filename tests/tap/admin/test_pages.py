@@ -49,13 +49,13 @@ def values(family: Metric) -> dict[tuple[str, ...], float]:
 JUST_STARTED = TapStats(upstreams=[UPSTREAM], workers=2)
 
 
-def test_alive_is_not_ready() -> None:
+def test_healthz_and_readyz_differ() -> None:
     assert json.loads(get("/healthz", JUST_STARTED).body) == {"status": "ok"}
     answer = get("/readyz", JUST_STARTED)
     assert answer.status.startswith(b"503")
     assert json.loads(answer.body) == {
         "ready": False,
-        "reasons": ["no worker is up", "no upstream has been tried yet"],
+        "reasons": ["no worker is up", "no upstream was probed yet"],
         "not_recording": ["the recorder is down"],
     }
 
@@ -65,14 +65,12 @@ def test_alive_is_not_ready() -> None:
     [
         ({}, {UPSTREAM: True}, []),
         ({}, {UPSTREAM: False, "http://other": True}, []),  # one of them is enough
-        ({}, {UPSTREAM: False}, ["no upstream takes connections"]),
+        ({}, {UPSTREAM: False}, ["no upstream accepts connections"]),
         ({"workers_up": 0, "draining": True}, {UPSTREAM: True}, ["the tap is draining", "no worker is up"]),
         ({"recorder_up": False}, {UPSTREAM: True}, []),  # a tap that serves stays in service
     ],
 )
-def test_ready_when_it_can_serve_and_what_speaks_against_it(
-    changes: dict[str, Any], reachable: dict[str, bool], reasons: list[str]
-) -> None:
+def test_readiness_reasons(changes: dict[str, Any], reachable: dict[str, bool], reasons: list[str]) -> None:
     stats = tap_stats(**changes, reachable=reachable)
     assert get("/readyz", stats).status.startswith(b"503" if reasons else b"200")
     assert readiness(stats)["reasons"] == reasons
@@ -82,7 +80,7 @@ def test_ready_when_it_can_serve_and_what_speaks_against_it(
     ("changes", "reasons"),
     [
         ({"recorder_silent_s": 14.0}, []),
-        ({"recorder_silent_s": 60.0}, ["the recorder has been silent for 60 s"]),
+        ({"recorder_silent_s": 60.0}, ["no report of the recorder for 60 s"]),
         ({"recorder_up": False}, ["the recorder is down"]),
         (
             {"progress": msgspec.structs.replace(PROGRESS, writing=False)},
@@ -90,11 +88,11 @@ def test_ready_when_it_can_serve_and_what_speaks_against_it(
         ),
     ],
 )
-def test_a_tap_that_cannot_record_serves_and_says_so(changes: dict[str, Any], reasons: list[str]) -> None:
+def test_a_tap_that_cannot_record_is_ready_and_reports_it(changes: dict[str, Any], reasons: list[str]) -> None:
     assert readiness(tap_stats(**changes)) == {"ready": True, "reasons": [], "not_recording": reasons}
 
 
-def test_another_sites_page_reads_nothing() -> None:
+def test_cross_origin_requests_are_refused() -> None:
     assert get("/metrics", tap_stats(), Origin="http://evil.example.com").status.startswith(b"403")
     assert get("/metrics", tap_stats()).status.startswith(b"200")
     assert get("/metrics", tap_stats(), "POST").status.startswith(b"405")
@@ -126,7 +124,7 @@ def families() -> dict[str, Metric]:
     return scrape(tap_stats(worker_restarts=1, worker_stats=[worker_stats(0), worker_stats(1, relayed=500)]))
 
 
-def test_every_number_is_where_its_name_says(families: dict[str, Metric]) -> None:
+def test_metric_values(families: dict[str, Metric]) -> None:
     assert values(families["kvtape_tap_relayed"]) == {
         ("kvtape_tap_relayed_total", "0"): 1_000,
         ("kvtape_tap_relayed_total", "1"): 500,
@@ -146,7 +144,7 @@ def test_every_number_is_where_its_name_says(families: dict[str, Metric]) -> Non
         assert list(values(families[f"kvtape_tap_{name}"]).values()) == [value], name
 
 
-def test_upstreams_are_counted_by_worker_and_said_to_serve_or_not(families: dict[str, Metric]) -> None:
+def test_upstream_metrics_by_worker(families: dict[str, Metric]) -> None:
     assert values(families["kvtape_tap_upstream_requests"]) == {
         ("kvtape_tap_upstream_requests_total", UPSTREAM, "0"): 400,
         ("kvtape_tap_upstream_requests_total", UPSTREAM, "1"): 401,
@@ -158,13 +156,13 @@ def test_upstreams_are_counted_by_worker_and_said_to_serve_or_not(families: dict
     assert serving == {("kvtape_tap_upstream_serving", UPSTREAM): 0.0}
 
 
-def test_a_tap_that_has_just_started_can_be_scraped() -> None:
+def test_metrics_right_after_the_start() -> None:
     families = scrape(JUST_STARTED)
     assert values(families["kvtape_tap_ready"]) == {("kvtape_tap_ready",): 0}
     assert values(families["kvtape_tap_workers_up"]) == {("kvtape_tap_workers_up",): 0}
 
 
-def test_the_dashboard_draws_every_metric_by_labels_that_are_there(families: dict[str, Metric]) -> None:
+def test_dashboard_uses_every_metric_with_existing_labels(families: dict[str, Metric]) -> None:
     labels = {
         sample.name: set(sample.labels) | {"instance", "le"}
         for family in families.values()
@@ -180,7 +178,7 @@ def test_the_dashboard_draws_every_metric_by_labels_that_are_there(families: dic
     assert undrawn == set()
 
 
-def test_every_metric_is_defined_in_the_documentation(families: dict[str, Metric]) -> None:
+def test_every_metric_is_documented(families: dict[str, Metric]) -> None:
     section = (ROOT / "docs" / "metrics.md").read_text().split("## A tap's own metrics")[1]
     defined = set(re.findall(r"`([a-z_]+)`", "\n".join(re.findall(r"^\| (.*?) \|", section, re.MULTILINE))))
     names = {
@@ -190,7 +188,7 @@ def test_every_metric_is_defined_in_the_documentation(families: dict[str, Metric
     assert defined == names
 
 
-def test_a_tap_tells_its_numbers_and_half_a_head_keeps_no_probe_from_its_answer(lab: Any) -> None:
+def test_admin_pages_respond_despite_incomplete_requests(lab: Any) -> None:
     async def scenario() -> None:
         async with upstream_of(lab) as port, lab.command(port, "--admin", "127.0.0.1:0", "--workers", "2") as tap:
             found = re.search(r"admin pages on (http://\S+)", tap.output)

@@ -60,7 +60,7 @@ def read(
     ],
     ids=["bodies", "messages", "batch", "gateway"],
 )  # fmt: skip
-def test_every_shape_of_row_is_the_same_prompt(tmp_path: Path, model: str, wrap: Any) -> None:
+def test_all_row_forms_give_the_same_prompt(tmp_path: Path, model: str, wrap: Any) -> None:
     flags = ("--model", "m")
     plain = read(tmp_path, chat("hello"), chat("who are you"), tokenizer=model, flags=flags)
     wrapped = read(tmp_path, wrap(chat("hello")), wrap(chat("who are you")), tokenizer=model, flags=flags)
@@ -88,35 +88,35 @@ def test_times_ids_and_usage_of_a_gateways_row(tmp_path: Path) -> None:
     assert (second.session_id, second.parent_id, second.turn) == (first.session_id, first.request_id, 2)
 
 
-def test_a_batchs_output_is_read_beside_its_request(tmp_path: Path) -> None:
+def test_batch_output_is_read_with_its_request(tmp_path: Path) -> None:
     body = {"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": 20, "completion_tokens": 1}}
     (found,) = read(tmp_path, {"body": chat("a"), "response": {"status_code": 200, "body": body}})
     assert (found.prompt_tokens, found.output_tokens, found.http_status) == (20, 1, 200)
 
 
-def test_a_log_without_times_keeps_its_order_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_without_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = read(tmp_path, chat("a"), {"note": "no request"}, chat("b"))
     assert [found.arrival_ms for found in records] == [0.0, 2000.0]
     said = capsys.readouterr().err
-    assert "1 rows left out: no request body" in said
-    assert "no times in the log: requests stand a second apart" in said
+    assert "1 rows skipped: no request body" in said
+    assert "no times in the log: requests are spaced 1 s apart" in said
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"note": 1}], "no request in it; expected rows with a prompt, messages or input"),
-        ([{"ts": AT_S, "body": chat("a")}, {"ts": AT_S - 1, "body": chat("b")}], ":2: earlier than the row"),
+        ([{"note": 1}], "no requests; expected rows with a prompt, messages or input"),
+        ([{"ts": AT_S, "body": chat("a")}, {"ts": AT_S - 1, "body": chat("b")}], ":2: earlier than the previous row"),
         ([{"ts": AT_S, "end_time": AT_S - 1, "body": chat("a")}], ":1: ends before it starts"),
     ],
 )  # fmt: skip
-def test_a_bad_log_is_named(tmp_path: Path, rows: list[Any], message: str) -> None:
+def test_invalid_logs_are_refused(tmp_path: Path, rows: list[Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         read(tmp_path, *rows)
 
 
-def test_an_engine_cannot_be_asked(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="a log has no engine to ask"):
+def test_tokenizer_engine_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a log has no engine"):
         read(tmp_path, chat("a"), tokenizer="engine")
 
 
@@ -132,7 +132,7 @@ def test_the_api_of_a_row(tmp_path: Path, body: dict[str, Any], endpoint: str) -
     assert exchange.endpoint == endpoint
 
 
-def test_a_date_in_the_system_prompt_is_told_to_the_token(tmp_path: Path, model: str) -> None:
+def test_branch_at_a_date_in_the_system_prompt_is_token_exact(tmp_path: Path, model: str) -> None:
     rows = (chat("hello"), chat("hello", day="Friday"))
     _, second = read(tmp_path, *rows, tokenizer=model)
     # "<system>You are a helpful assistant. Today is" are some ten tokens.

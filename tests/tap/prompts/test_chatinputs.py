@@ -25,13 +25,13 @@ def call(name: str, arguments: dict[str, Any], call_id: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def test_a_text_is_a_users_message_after_the_instructions() -> None:
+def test_text_input_is_a_user_message_after_instructions() -> None:
     chat = responses_chat({"model": "m", "input": "hi", "instructions": "be", "reasoning": {"effort": "low"}})
     assert rendered(chat) == [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]
     assert (chat["add_generation_prompt"], chat["tools"], chat["reasoning_effort"]) == (True, None, "low")
 
 
-def test_items_of_one_turn_of_the_assistants_are_one_message() -> None:
+def test_items_of_an_assistant_turn_are_merged() -> None:
     items = [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
         {"type": "reasoning", "summary": [{"text": "short"}], "content": [{"type": "reasoning_text", "text": "long"}]},
@@ -62,13 +62,13 @@ def test_items_of_one_turn_of_the_assistants_are_one_message() -> None:
     ]
 
 
-def test_an_unfinished_message_is_gone_on_with() -> None:
+def test_unfinished_message_is_continued() -> None:
     last = {"type": "message", "role": "assistant", "status": "incomplete", "content": [{"text": "par"}]}
     chat = responses_chat({"input": [{"role": "user", "content": "x"}, last]})
     assert (chat["add_generation_prompt"], chat["continue_final_message"]) == (False, True)
 
 
-def test_the_tools_that_the_model_is_shown() -> None:
+def test_responses_tools() -> None:
     tools = [
         {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True},
         {"type": "web_search"},
@@ -83,7 +83,7 @@ def test_the_tools_that_the_model_is_shown() -> None:
     assert shown[1]["parameters"]["required"] == ["input"]
 
 
-def test_system_blocks_are_joined_less_the_billing_header() -> None:
+def test_system_blocks_are_joined_without_the_billing_header() -> None:
     blocks = ["x-anthropic-billing-header: cc_version=1", "You are ", "terse."]
     body = {
         "system": [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}} for text in blocks],
@@ -92,7 +92,7 @@ def test_system_blocks_are_joined_less_the_billing_header() -> None:
     assert rendered(messages_chat(body))[0] == {"role": "system", "content": "You are terse."}
 
 
-def test_blocks_become_parts_calls_reasoning_and_messages_of_tools() -> None:
+def test_content_blocks_become_parts_calls_reasoning_and_tool_messages() -> None:
     result = [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": ""}]},
@@ -128,7 +128,7 @@ def test_blocks_become_parts_calls_reasoning_and_messages_of_tools() -> None:
     ]
 
 
-def test_system_messages_amid_the_conversation_stay_or_go_to_the_first() -> None:
+def test_later_system_messages_stay_or_merge_into_the_first() -> None:
     messages = [
         {"role": "user", "content": "a"},
         {"role": "system", "content": "late"},
@@ -152,11 +152,11 @@ def test_system_messages_amid_the_conversation_stay_or_go_to_the_first() -> None
         ({"output_config": {"effort": "high"}}, "high"),
     ],
 )
-def test_how_much_thought_is_asked_for(fields: dict[str, Any], effort: str | None) -> None:
+def test_reasoning_effort(fields: dict[str, Any], effort: str | None) -> None:
     assert messages_chat({"messages": [], **fields}).get("reasoning_effort") == effort
 
 
-def test_anthropics_tools_in_the_form_of_the_completions() -> None:
+def test_anthropic_tools_as_openai_tools() -> None:
     tools = [{"name": "f", "input_schema": {"properties": {}}, "description": "d", "strict": True}]
     assert template_tools(messages_chat({"messages": [], "tools": tools})["tools"]) == [
         {
@@ -177,7 +177,7 @@ def test_anthropics_tools_in_the_form_of_the_completions() -> None:
         ({"messages": [], "tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "unknown_tool_kind"),
     ],
 )
-def test_what_no_chat_can_be_made_of_is_named_and_never_quoted(body: dict[str, Any], reason: str) -> None:
+def test_unconvertible_requests_have_a_reason_without_content(body: dict[str, Any], reason: str) -> None:
     with pytest.raises(UntokenizableError) as caught:
         messages_chat(body)
     assert caught.value.reason == reason

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tap.prompts.chatmessages import UntokenizableError, template_messages, template_tools, walks_content
+from tap.prompts.chatmessages import UntokenizableError, iterates_content, template_messages, template_tools
 
 STRINGS = "{% for m in messages %}{{ m.role }}{{ m['content'] }}{% endfor %}"
 PARTS = "{% for m in messages %}{% for part in m['content'] %}{{ part.text }}{% endfor %}{% endfor %}"
@@ -18,18 +18,18 @@ PARTS = "{% for m in messages %}{% for part in m['content'] %}{{ part.text }}{% 
         ("{% for x in message.contents %}{% for tool in tools %}", False),
     ],
 )
-def test_a_template_that_walks_over_content_gets_parts(template: str, walks: bool) -> None:
-    assert walks_content(template) is walks
+def test_template_that_iterates_content_gets_parts(template: str, walks: bool) -> None:
+    assert iterates_content(template) is walks
 
 
-def test_content_is_joined_for_one_template_and_kept_apart_for_the_other() -> None:
+def test_content_as_string_or_parts_by_template() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}]
     assert template_messages(messages, STRINGS) == [{"role": "user", "content": "a\nb"}]
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert template_messages(messages, PARTS) == [{"role": "user", "content": parts}]
 
 
-def test_tool_calls_carry_their_arguments_as_a_mapping_and_tool_results_are_text() -> None:
+def test_tool_call_arguments_are_mappings_and_tool_results_text() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     broken = {"id": "2", "type": "function", "function": {"name": "g", "arguments": "{"}}
     deep = {"id": "3", "type": "function", "function": {"name": "h", "arguments": '{"a":' * 100_000}}
@@ -46,7 +46,7 @@ def test_tool_calls_carry_their_arguments_as_a_mapping_and_tool_results_are_text
     assert shaped[1] == {"role": "tool", "content": "x\ny", "tool_call_id": "1"}
 
 
-def test_developers_are_system_where_the_template_knows_none_and_the_system_speaks_first() -> None:
+def test_developer_role_becomes_system_without_template_support() -> None:
     messages = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "u"},
@@ -58,7 +58,7 @@ def test_developers_are_system_where_the_template_knows_none_and_the_system_spea
     assert template_messages(messages, STRINGS + "'developer'")[2] == {"role": "developer", "content": "d"}
 
 
-def test_tools_are_written_as_the_engines_request_model_writes_them() -> None:
+def test_tools_as_serialised_by_the_engine() -> None:
     tools = [{"type": "function", "function": {"parameters": {}, "name": "f", "strict": None, "odd": 1}}]
     [tool] = template_tools(tools) or []
     assert list(tool["function"].items()) == [("name", "f"), ("description", None), ("parameters", {})]
@@ -73,7 +73,7 @@ def test_tools_are_written_as_the_engines_request_model_writes_them() -> None:
         ([{"role": "user", "content": 7}], "malformed_message"),
     ],
 )
-def test_what_is_not_text_is_named_and_never_quoted(messages: Any, reason: str) -> None:
+def test_content_other_than_text_has_a_reason_without_content(messages: Any, reason: str) -> None:
     with pytest.raises(UntokenizableError) as caught:
         template_messages(messages, STRINGS)
     assert caught.value.reason == reason

@@ -71,7 +71,7 @@ def reason(tokenizer: EngineTokenizer, text: str) -> str:
     return caught.value.reason
 
 
-def test_equal_prompts_are_asked_for_once(engine: TokenizingEngine, tokenizer: EngineTokenizer) -> None:
+def test_token_ids_of_equal_prompts_are_cached(engine: TokenizingEngine, tokenizer: EngineTokenizer) -> None:
     for _ in range(3):
         assert list(tokenizer.encode_text("hello", add_special_tokens=True)) == [7, 8, 9]
     assert list(tokenizer.encode_text("hello", add_special_tokens=False)) == [7, 8, 9]
@@ -82,9 +82,7 @@ def test_equal_prompts_are_asked_for_once(engine: TokenizingEngine, tokenizer: E
     tokenizer.recent.check_integrity()
 
 
-def test_a_chat_is_asked_for_with_all_that_makes_its_prompt(
-    engine: TokenizingEngine, tokenizer: EngineTokenizer
-) -> None:
+def test_chat_tokenize_request_has_all_prompt_fields(engine: TokenizingEngine, tokenizer: EngineTokenizer) -> None:
     messages, tools = [{"role": "user", "content": "x"}], [{"type": "function", "function": {"name": "f"}}]
     body = {
         "model": "m", "messages": messages, "tools": tools, "temperature": 0.5, "max_tokens": 9, "stream": True,
@@ -107,7 +105,7 @@ def test_a_chat_is_asked_for_with_all_that_makes_its_prompt(
     ]  # fmt: skip
 
 
-def test_llamacpp_makes_a_chat_a_text_first(engine: TokenizingEngine) -> None:
+def test_llamacpp_renders_the_chat_first(engine: TokenizingEngine) -> None:
     engine.answers["/apply-template"] = (200, {"prompt": "<user>x"})
     llamacpp = EngineTokenizer(engine.url, "llamacpp")
     assert list(llamacpp.encode_chat({"messages": [{"role": "user", "content": "x"}]})) == [7, 8, 9]
@@ -117,7 +115,7 @@ def test_llamacpp_makes_a_chat_a_text_first(engine: TokenizingEngine) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 404])
-def test_an_engine_that_has_no_such_service_is_left_alone_for_a_while(engine: TokenizingEngine, status: int) -> None:
+def test_engine_without_tokenize_is_paused(engine: TokenizingEngine, status: int) -> None:
     engine.answers["/tokenize"] = (status, {})
     patient = EngineTokenizer(engine.url, "vllm", pause_s=3600)
     assert reason(patient, "a") == f"engine_tokenizer_http_{status}"
@@ -129,7 +127,7 @@ def test_an_engine_that_has_no_such_service_is_left_alone_for_a_while(engine: To
     assert len(engine.asked) == 3
 
 
-def test_an_engine_that_does_not_answer_in_time_is_not_waited_for(engine: TokenizingEngine) -> None:
+def test_timed_out_engine_is_paused(engine: TokenizingEngine) -> None:
     released = threading.Event()
     engine.answers = _Waiting(released)
     tokenizer = EngineTokenizer(engine.url, "vllm", timeout_s=0.05, pause_s=3600)
@@ -155,7 +153,7 @@ class _Waiting(dict[str, tuple[int, Any]]):
     ("body", "why"),
     [({"messages": []}, "no_messages"), ({"messages": [{}], "chat_template": "x"}, "client_chat_template")],
 )
-def test_what_no_engine_would_answer_is_not_asked(
+def test_unsupported_prompts_are_not_sent(
     engine: TokenizingEngine, tokenizer: EngineTokenizer, body: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(UntokenizableError) as caught:

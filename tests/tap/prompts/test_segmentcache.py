@@ -72,11 +72,11 @@ TEXT = st.lists(st.one_of(st.sampled_from(MARKS), SAID), max_size=14).map("".joi
 
 @settings(deadline=None, max_examples=60)
 @given(text=TEXT)
-def test_a_texts_ids_are_those_of_a_whole_encoding(model: Any, whole: Callable[[str], list[int]], text: str) -> None:
+def test_cached_encoding_equals_uncached_encoding(model: Any, whole: Callable[[str], list[int]], text: str) -> None:
     assert model.segments is not None
     for _ in range(2):  # the second time from what is kept
         assert list(model.encode_text(text, add_special_tokens=False)) == whole(text)
-    assert list(model.encode_text(text, add_special_tokens=True)) == list(model._encode_whole(text, special=True))
+    assert list(model.encode_text(text, add_special_tokens=True)) == list(model._encode_uncached(text, special=True))
     model.segments.recent.check_integrity()
 
 
@@ -91,14 +91,14 @@ TOOLS = [{"type": "function", "function": {"name": "sail", "description": "Go <|
 
 @settings(deadline=None, max_examples=60)
 @given(messages=st.lists(MESSAGE, min_size=1, max_size=6), tools=st.sampled_from([None, TOOLS]))
-def test_a_chats_ids_are_those_of_its_rendered_text(
+def test_chat_token_ids_equal_its_rendered_text(
     model: Any, whole: Callable[[str], list[int]], messages: list[dict[str, Any]], tools: Any
 ) -> None:
     body = {"messages": messages, "tools": tools}
     assert list(model.encode_chat(body)) == whole(model.render(body))
 
 
-def test_a_chat_of_twenty_turns_costs_its_new_text(model: Any, whole: Callable[[str], list[int]]) -> None:
+def test_chat_turns_tokenize_only_new_text(model: Any, whole: Callable[[str], list[int]]) -> None:
     messages: list[dict[str, Any]] = [{"role": "system", "content": "You are a patient sailor. " * 200}]
     model.segments.encoded_chars = 0
     encoded_whole = 0
@@ -164,7 +164,7 @@ STAGES: list[tuple[dict[str, Any], bool]] = [
 @settings(deadline=None, max_examples=40)
 @given(text=st.lists(st.sampled_from(["<a>", "<A>", "<", "a", "b ", " ", "  ", "B", "\n"]), max_size=10).map("".join))
 @pytest.mark.parametrize(("stages", "exact"), STAGES)
-def test_a_tokenizer_that_reaches_across_a_cut_is_not_cut(stages: dict[str, Any], exact: bool, text: str) -> None:
+def test_tokenizer_with_rules_across_cuts_has_no_cuts(stages: dict[str, Any], exact: bool, text: str) -> None:
     tokenizer = small_tokenizer(**stages)
     cut = cutting_tokens(tokenizer.to_str())
     assert (cut is not None) is exact
@@ -173,14 +173,14 @@ def test_a_tokenizer_that_reaches_across_a_cut_is_not_cut(stages: dict[str, Any]
         assert cache.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def test_an_unknown_kind_of_stage_is_not_cut_at_and_neither_is_a_model_that_draws_lots() -> None:
+def test_unknown_stages_and_dropout_have_no_cuts() -> None:
     fields: dict[str, Any] = {"added_tokens": [added("<a>", 1)], "normalizer": None, "pre_tokenizer": None, "model": {}}
     assert cutting_tokens(json.dumps(fields)) is not None
     for broken in ({"normalizer": {"type": "New"}}, {"pre_tokenizer": {"type": "New"}}, {"model": {"dropout": 0.1}}):
         assert cutting_tokens(json.dumps({**fields, **broken})) is None
 
 
-def test_what_was_not_used_for_long_is_encoded_again_and_the_bound_holds() -> None:
+def test_least_recently_used_segments_are_evicted() -> None:
     cut = cutting_tokens(json.dumps({"added_tokens": [added("|", 9)], "model": {}}))
     assert cut is not None
     cache = SegmentCache(cut, lambda piece: [ord(letter) for letter in piece], max_ids=2 * (50 + 4))

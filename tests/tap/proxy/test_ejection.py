@@ -3,7 +3,7 @@
 from tap.proxy.ejection import Ejection
 
 
-def test_failures_in_a_row_eject_and_a_success_between_them_does_not() -> None:
+def test_consecutive_failures_eject() -> None:
     ejection = Ejection()
     assert not any(ejection.fail(0.0) for _ in range(4))
     assert ejection.troubled
@@ -12,7 +12,7 @@ def test_failures_in_a_row_eject_and_a_success_between_them_does_not() -> None:
     assert (ejection.admits(1.9), ejection.admits(2.0), ejection.count) == (False, True, 1)
 
 
-def test_one_trial_at_a_time_ends_the_ejection_or_doubles_the_wait() -> None:
+def test_trial_request_ends_the_ejection_or_doubles_the_wait() -> None:
     ejection = Ejection()
     ejection.fail(0.0, unreached=True)
     ejection.begin(1.0)

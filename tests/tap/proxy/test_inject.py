@@ -70,7 +70,7 @@ def asked_for(fields: dict[str, Any], endpoint: str, dialect: DialectName) -> tu
     spacing=spacings,
     padding=st.sampled_from(["", " ", "\r\n"]),
 )
-def test_a_request_says_what_the_client_said_and_what_was_wanted(
+def test_injected_request_body(
     fields: dict[str, Any], endpoint: str, dialect: DialectName, spacing: tuple[str, str], padding: str
 ) -> None:
     text = padding + json.dumps(fields, separators=spacing, ensure_ascii=not padding) + padding
@@ -84,11 +84,11 @@ def test_a_request_says_what_the_client_said_and_what_was_wanted(
 
 
 @pytest.mark.parametrize("body", [b'{"prompt":"x","stream":true', b"[" * 100_000])
-def test_a_body_that_is_no_object_is_left_alone(body: bytes) -> None:
+def test_body_that_is_not_an_object_is_unchanged(body: bytes) -> None:
     with pytest.raises(NOT_JSON):
         inject(body, TEXT, "vllm", BOTH)
 
 
-def test_a_name_written_with_escapes_is_the_name_and_its_last_value_counts() -> None:
+def test_escaped_and_duplicate_member_names() -> None:
     body = b'{"prompt":"x","stream":false,"stre\\u0061m":true,"stream_opti\\u006fns":null}'
     assert inject(body, TEXT, "vllm", BOTH)[1] == {"token-ids"}

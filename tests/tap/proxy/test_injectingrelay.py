@@ -93,7 +93,7 @@ def plain_stream(path: str) -> bytes:
 
 @pytest.mark.parametrize("path", [TEXT, CHAT])
 @pytest.mark.parametrize("wanted", [{"usage"}, {"token-ids"}, BOTH])
-def test_a_stream_is_the_clients_and_its_record_has_usage_and_ids(lab: Any, path: str, wanted: set[str]) -> None:
+def test_client_stream_is_unchanged_and_record_has_usage_and_token_ids(lab: Any, path: str, wanted: set[str]) -> None:
     async def scenario() -> None:
         async with lab.tap(like_vllm, inject=frozenset(wanted)) as (tap, upstream):
             response = await tap.post(path, REQUESTS[path] | {"stream": True})
@@ -118,7 +118,7 @@ def test_a_stream_is_the_clients_and_its_record_has_usage_and_ids(lab: Any, path
         assert len(record.output_block_hashes) == 1  # blocks of 4 tokens: the second of 5 + 4 − 1 holds output
 
 
-def test_a_chunked_request_gets_a_length_and_loses_what_would_compress_its_answer(lab: Any) -> None:
+def test_injected_request_has_content_length_and_identity_coding(lab: Any) -> None:
     async def scenario() -> None:
         async with lab.tap(like_vllm, inject=BOTH) as (tap, upstream):
             body = json.dumps(REQUESTS[TEXT] | {"stream": True}).encode()
@@ -138,7 +138,7 @@ def test_a_chunked_request_gets_a_length_and_loses_what_would_compress_its_answe
     asyncio.run(scenario())
 
 
-def test_what_the_client_asked_for_itself_is_relayed_byte_for_byte(lab: Any) -> None:
+def test_client_requested_fields_are_relayed_unchanged(lab: Any) -> None:
     fields = REQUESTS[CHAT] | {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
     raw_request = json.dumps(fields).encode()
     written: list[bytes] = []
@@ -177,7 +177,7 @@ def test_what_the_client_asked_for_itself_is_relayed_byte_for_byte(lab: Any) -> 
         (b"Expect: 100-continue\r\n", "request_waits_for_continue"),
     ],
 )
-def test_a_body_that_must_stay_as_it_is_stays(lab: Any, headers: bytes, reason: str) -> None:
+def test_signed_or_encoded_body_is_unchanged(lab: Any, headers: bytes, reason: str) -> None:
     body = json.dumps(REQUESTS[TEXT] | {"stream": True}).encode()
     sent = gzip.compress(body, mtime=0) if reason == "request_encoded" else body
 
@@ -188,14 +188,14 @@ def test_a_body_that_must_stay_as_it_is_stays(lab: Any, headers: bytes, reason: 
         async with lab.tap(script, inject=BOTH) as (tap, upstream):
             await tap.post(TEXT, sent, headers)
             assert upstream.requests[0].body == sent
-            assert tap.relays.passed_by == {reason: 1}
+            assert tap.relays.skipped == {reason: 1}
 
     asyncio.run(scenario())
     assert not lab.records[0].injected
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_too_large_to_be_copied_passes_untouched(lab: Any, chunked: bool) -> None:
+def test_body_beyond_the_capture_limit_is_unchanged(lab: Any, chunked: bool) -> None:
     body = json.dumps({"prompt": "x" * 3000, "stream": True}).encode()
 
     async def script(request: Any) -> None:
@@ -211,7 +211,7 @@ def test_a_body_too_large_to_be_copied_passes_untouched(lab: Any, chunked: bool)
                 await tap.post(TEXT, body)
             assert upstream.requests[0].body == body
             assert bool(upstream.requests[0].values(b"transfer-encoding")) == chunked
-            assert tap.relays.passed_by == {"request_larger_than_the_copy": 1}
+            assert tap.relays.skipped == {"request_larger_than_the_copy": 1}
 
     asyncio.run(scenario())
     [record] = lab.records
@@ -227,7 +227,7 @@ def test_a_body_too_large_to_be_copied_passes_untouched(lab: Any, chunked: bool)
         (b"200 OK", b"application/json", b'{"choices":[{"token_ids":[1]}'),
     ],
 )
-def test_errors_and_what_is_no_answer_pass_untouched(lab: Any, status: bytes, content_type: bytes, body: bytes) -> None:
+def test_errors_and_non_streams_are_unchanged(lab: Any, status: bytes, content_type: bytes, body: bytes) -> None:
     head = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n" % (status, content_type, len(body))
 
     async def script(request: Any) -> None:
@@ -242,7 +242,7 @@ def test_errors_and_what_is_no_answer_pass_untouched(lab: Any, status: bytes, co
     asyncio.run(scenario())
 
 
-def test_an_answer_compressed_all_the_same_passes_as_it_is_and_is_counted(lab: Any) -> None:
+def test_compressed_response_is_unchanged_and_counted(lab: Any) -> None:
     packed = gzip.compress(b"".join(vllm.stream_events(ANSWERS[TEXT], usage=True, ids=True)), mtime=0)
 
     async def script(request: Any) -> None:
@@ -253,12 +253,12 @@ def test_an_answer_compressed_all_the_same_passes_as_it_is_and_is_counted(lab: A
         async with lab.tap(script, inject=BOTH) as (tap, _):
             response = await tap.post(TEXT, REQUESTS[TEXT] | {"stream": True})
             assert response.raw_body == packed
-            assert tap.relays.passed_by == {"response_encoded": 1}
+            assert tap.relays.skipped == {"response_encoded": 1}
 
     asyncio.run(scenario())
 
 
-def test_an_event_stream_of_known_length_comes_in_chunks(lab: Any) -> None:
+def test_event_stream_with_content_length_is_chunked(lab: Any) -> None:
     async def script(request: Any) -> None:
         stream = b"".join(vllm.stream_events(ANSWERS[TEXT], **asked(request)))
         request.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
@@ -273,7 +273,7 @@ def test_an_event_stream_of_known_length_comes_in_chunks(lab: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_an_upstream_that_dies_leaves_a_cut_response_and_no_half_event(lab: Any) -> None:
+def test_lost_upstream_leaves_no_partial_event(lab: Any) -> None:
     async def script(request: Any) -> None:
         request.write_sse_head()
         events = b"".join(vllm.stream_events(ANSWERS[TEXT], **asked(request)))
@@ -298,10 +298,10 @@ def test_an_upstream_that_dies_leaves_a_cut_response_and_no_half_event(lab: Any)
     ("given", "learnt", "wanted", "complaint"),
     [
         (None, None, {"usage"}, "expected --dialect"),
-        (None, "llamacpp", BOTH, "--inject token-ids,usage: llamacpp refuses it, or returns none"),
+        (None, "llamacpp", BOTH, "--inject token-ids,usage: not supported by llamacpp"),
     ],
 )
-def test_an_engine_that_cannot_be_asked_or_told_apart_is_refused_at_start(
+def test_injection_unsupported_by_the_engine_is_refused_at_start(
     lab: Any, given: DialectName | None, learnt: DialectName | None, wanted: set[str], complaint: str
 ) -> None:
     config = lab.config(1, inject=frozenset(wanted), dialect=given)
@@ -309,7 +309,7 @@ def test_an_engine_that_cannot_be_asked_or_told_apart_is_refused_at_start(
         check_injection(config, EngineFacts(dialect=learnt))
 
 
-def test_what_is_added_is_the_reached_upstreams_as_it_is_known_then(lab: Any, free_port: int) -> None:
+def test_injection_follows_the_dialect_of_the_connected_upstream(lab: Any, free_port: int) -> None:
     """The first upstream is vLLM and refuses connections, the second is not known at first, and then SGLang."""
 
     async def scenario() -> list[dict[str, Any]]:
@@ -350,7 +350,7 @@ def strict_body(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "openai"])
-def test_auto_adds_what_each_engine_takes_and_its_client_sees_none_of_it(lab: Any, name: str) -> None:
+def test_inject_auto_by_dialect_is_transparent_to_clients(lab: Any, name: str) -> None:
     kind = PlainTensorRtLlm if name == "trtllm" else ENGINES[name]
 
     async def scenario(engine: StrictEngine) -> Any:
@@ -368,9 +368,9 @@ def test_auto_adds_what_each_engine_takes_and_its_client_sees_none_of_it(lab: An
     assert b'"usage"' not in response
     assert (b'"token_ids": [' in response) == (name in ("trtllm", "sglang")), "their own are their own"
     notes = {
-        "trtllm": "note: --inject auto asks for nothing: trtllm refuses unknown fields",
-        "openai": "note: --inject auto asks for nothing: no engine is recognised; --dialect NAME",
+        "trtllm": "note: --inject auto injects nothing: not supported by trtllm",
+        "openai": "note: --inject auto injects nothing: engine not detected; expected --dialect NAME",
     }
     assert ("--inject" in tap.errors) == (name in notes)
     assert notes.get(name, "") in tap.errors
-    assert (" · asks for " in tap.output) == (name in ADDED)
+    assert (" · injects " in tap.output) == (name in ADDED)

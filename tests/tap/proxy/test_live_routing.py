@@ -36,7 +36,7 @@ def idle(tap: Any) -> bool:
 
 
 @pytest.mark.parametrize("policy", ["prefix", "cost"])
-def test_prompts_with_one_start_go_where_it_was_and_their_bytes_are_unchanged(lab: Any, policy: str) -> None:
+def test_shared_prefixes_go_to_the_same_upstream_unchanged(lab: Any, policy: str) -> None:
     bodies = [prompt(name * 3000 + f" turn {turn}") for name in "abc" for turn in range(3)]
 
     async def scenario() -> None:
@@ -51,7 +51,7 @@ def test_prompts_with_one_start_go_where_it_was_and_their_bytes_are_unchanged(la
                 assert set(names.values()) == {3}, "a prompt's turns stay together"
             assert sorted(request.body for one in started for request in one.requests) == sorted(bodies)
             assert idle(tap)
-            assert sum(one.hit_keys for one in tap.relays.upstreams.all) > 0
+            assert sum(one.hit_blocks for one in tap.relays.upstreams.all) > 0
 
     asyncio.run(scenario())
     assert len(lab.records) == len(bodies)
@@ -71,7 +71,7 @@ async def slow_post(tap: Any, start: bytes, rest: bytes, upstreams: Sequence[Any
     return raw
 
 
-def test_a_slow_upload_is_routed_by_what_has_come(lab: Any) -> None:
+def test_slow_upload_is_routed_by_the_bytes_received(lab: Any) -> None:
     body = prompt("s" * 9000)
 
     async def scenario() -> None:
@@ -84,13 +84,15 @@ def test_a_slow_upload_is_routed_by_what_has_come(lab: Any) -> None:
             assert raw.startswith(b"HTTP/1.1 200")
             [request] = [request for one in started for request in one.requests]
             assert request.body == body
-            assert sum(one.told_keys for one in tap.relays.upstreams.all) == 3, "pieces of 512 bytes of the first 2000"
+            assert sum(one.prompt_blocks for one in tap.relays.upstreams.all) == 3, (
+                "pieces of 512 bytes of the first 2000"
+            )
             assert idle(tap)
 
     asyncio.run(scenario())
 
 
-def test_a_client_that_leaves_before_the_choice_costs_no_request(lab: Any) -> None:
+def test_client_that_disconnects_before_routing_sends_nothing(lab: Any) -> None:
     async def scenario() -> None:
         async with (
             upstreams_of(lab, answer, answer) as started,
@@ -113,7 +115,7 @@ def end_wait(upstreams: Upstreams, place: int) -> None:
     upstreams.all[place].ejection.until_s = 1e-6
 
 
-def test_an_upstream_with_errors_in_a_row_is_left_out_and_tried_again(lab: Any) -> None:
+def test_upstream_with_consecutive_errors_is_ejected_and_retried(lab: Any) -> None:
     fails = True
 
     async def sick(request: Any) -> None:
@@ -153,7 +155,7 @@ def picked(upstreams: Upstreams, session: str | None, keys: Sequence[int] = ()) 
     return assignment.upstream.name
 
 
-def test_load_is_that_of_all_workers_and_a_dead_ones_is_gone() -> None:
+def test_load_is_summed_over_live_workers() -> None:
     board = UpstreamBoard(size=BoardSize(workers=2))
     mine, other = (
         Upstreams([entry(0), entry(1)], live_policy("least-loaded"), board=board, worker=worker) for worker in (0, 1)
@@ -167,7 +169,7 @@ def test_load_is_that_of_all_workers_and_a_dead_ones_is_gone() -> None:
     assert len({picked(mine, None) for _ in range(4)}) == 2
 
 
-def test_a_prefix_that_one_worker_sent_is_known_to_another_and_to_its_successor() -> None:
+def test_prefix_table_is_shared_by_workers_and_survives_a_crash() -> None:
     board = UpstreamBoard(size=BoardSize(workers=2))
     entries = [entry(0), entry(1), entry(2)]
     keys = [[number * 10 + place + 1 for place in range(4)] for number in range(6)]
@@ -181,7 +183,7 @@ def test_a_prefix_that_one_worker_sent_is_known_to_another_and_to_its_successor(
 @settings(max_examples=15)
 @given(st.randoms(use_true_random=False))
 @pytest.mark.parametrize("policy", ["prefix", "cost"])
-def test_no_session_moves_because_of_what_the_table_lost(policy: str, random: Any) -> None:
+def test_prefix_evictions_move_no_session(policy: str, random: Any) -> None:
     """Twelve prefixes of more bytes than are read, more keys than a table of 256 cells keeps."""
     board = UpstreamBoard(size=BoardSize(slots=2, keys=256))
     upstreams = Upstreams([entry(0), entry(1)], live_policy(policy), board=board)
@@ -193,7 +195,7 @@ def test_no_session_moves_because_of_what_the_table_lost(policy: str, random: An
         lines = f"X-Session-ID: {session}\r\nContent-Length: 40000\r\n"
         asked = parse_request_head(f"POST / HTTP/1.1\r\nHost: t\r\n{lines}\r\n".encode())
         home = homes.get(session)
-        known = home is not None and 8 * home.table.overlap(keys) >= 7 * len(keys)
+        known = home is not None and 8 * home.prefix_table.overlap(keys) >= 7 * len(keys)
         assignment = upstreams.pick(asked, keys)
         assert not known or assignment.upstream is home
         homes[session] = assignment.upstream
@@ -201,7 +203,7 @@ def test_no_session_moves_because_of_what_the_table_lost(policy: str, random: An
         assignment.end()
 
 
-def test_sessions_that_differ_behind_the_bytes_that_were_read_stay_where_they_are() -> None:
+def test_sessions_with_a_long_shared_prefix_are_sticky() -> None:
     """As conversations on one system prompt of 40 KB: all keys of both are the same, and both upstreams know them."""
     keys = list(range(1, 33))
 
@@ -213,7 +215,7 @@ def test_sessions_that_differ_behind_the_bytes_that_were_read_stay_where_they_ar
         upstreams = Upstreams([entry(0), entry(1)], live_policy(policy))
         first, other = upstreams.all
         for one in upstreams.all:
-            one.table.add(keys)
+            one.prefix_table.add(keys)
         sent = []
         for number in range(2):  # at once, so that they part
             sent.append(upstreams.pick(asked(f"s{number}"), keys))
@@ -227,7 +229,7 @@ def test_sessions_that_differ_behind_the_bytes_that_were_read_stay_where_they_ar
                 again.begin()
                 again.end()
                 assert again.upstream is before.upstream, policy
-        assert sum(one.hit_keys for one in upstreams.all) <= sum(one.told_keys for one in upstreams.all)
+        assert sum(one.hit_blocks for one in upstreams.all) <= sum(one.prompt_blocks for one in upstreams.all)
         gone = sent[0].upstream
         left = upstreams.pick(asked("s0"), keys, [gone])
         left.begin()
@@ -265,7 +267,7 @@ def raises(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
     raise KeyError(request.session)
 
 
-def test_a_policy_that_raises_costs_a_line_and_no_request(capsys: pytest.CaptureFixture[str]) -> None:
+def test_policy_exception_falls_back_to_least_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     policy = LivePolicy(raises, reads_prompt=False, keeps_sessions=True)
     upstreams = Upstreams([entry(0), entry(1)], policy)
     assert len({picked(upstreams, "secret") for _ in range(3)}) == 2, "served by the least loaded"

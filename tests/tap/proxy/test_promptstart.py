@@ -7,7 +7,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tap.proxy.routing import PIECE_BYTES, prompt_start
+from tap.proxy.routing import BLOCK_BYTES, prefix_block_keys
 
 MOST = 4096
 
@@ -24,27 +24,30 @@ def shared(first: list[int], second: list[int]) -> int:
 
 
 @given(st.binary(max_size=2500), st.integers(0, 2500), st.lists(st.integers(0, 2500), max_size=4))
-def test_keys_are_those_of_the_joined_bytes_however_they_were_read(data: bytes, most: int, cuts: list[int]) -> None:
+def test_prefix_keys_do_not_depend_on_reads(data: bytes, most: int, cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     reads = [data[start:end] for start, end in pairwise(edges)]
     seen = data[:most]
     key, expected = 0, []
-    for at in range(len(seen) // PIECE_BYTES):
-        key = xxhash.xxh3_64_intdigest(seen[at * PIECE_BYTES : (at + 1) * PIECE_BYTES], key)
+    for at in range(len(seen) // BLOCK_BYTES):
+        key = xxhash.xxh3_64_intdigest(seen[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES], key)
         expected.append(key)
     if b'"' not in data:
-        assert prompt_start(reads, most) == expected
+        assert prefix_block_keys(reads, most) == expected
 
 
-def test_prompts_share_keys_as_far_as_they_share_bytes() -> None:
+def test_prompts_share_prefix_keys_as_far_as_bytes() -> None:
     common = "x" * 2000
-    first, second = prompt_start([body(common + "a" * 1500)], MOST), prompt_start([body(common + "b" * 1500)], MOST)
-    assert shared(first, second) == (2000 + len('"messages": [{"role": "user", "content": "')) // PIECE_BYTES == 3
+    first, second = (
+        prefix_block_keys([body(common + "a" * 1500)], MOST),
+        prefix_block_keys([body(common + "b" * 1500)], MOST),
+    )
+    assert shared(first, second) == (2000 + len('"messages": [{"role": "user", "content": "')) // BLOCK_BYTES == 3
     assert not set(first[3:]) & set(second[3:]), "each key depends on all before it"
 
 
-def test_settings_before_the_prompt_do_not_matter_and_the_model_does() -> None:
+def test_prefix_keys_depend_on_the_model_only() -> None:
     text = "y" * 3000
-    one = prompt_start([body(text, model="m", temperature=0.1, user="ann")], MOST)
-    assert one[:5] == prompt_start([body(text, model="m", max_completion_tokens=99)], MOST)[:5]
-    assert not set(one) & set(prompt_start([body(text, model="adapter")], MOST))
+    one = prefix_block_keys([body(text, model="m", temperature=0.1, user="ann")], MOST)
+    assert one[:5] == prefix_block_keys([body(text, model="m", max_completion_tokens=99)], MOST)[:5]
+    assert not set(one) & set(prefix_block_keys([body(text, model="adapter")], MOST))

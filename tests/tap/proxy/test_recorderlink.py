@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tap.ipc.messages import ExchangeCopy
+from tap.ipc.messages import CapturedExchange
 from tap.ipc.sharedmemory import IN_FLIGHT, OFFERED, QUEUE_FULL, RECORDER_OFF, SENT, WorkerCounts
-from tap.proxy.capture_buffer import CaptureBuffer, CopyBudget
+from tap.proxy.capture_buffer import CaptureBudget, CaptureBuffer
 from tap.proxy.recorderlink import RecorderLink
 from wire.process import split_frames
 
-_decoder = msgspec.msgpack.Decoder(ExchangeCopy)
+_decoder = msgspec.msgpack.Decoder(CapturedExchange)
 
 
 class Recorder:
@@ -37,7 +37,7 @@ class Recorder:
         async with asyncio.timeout(30):
             return await asyncio.get_running_loop().sock_recv(self.connection, size)
 
-    async def read_all(self) -> list[ExchangeCopy]:
+    async def read_all(self) -> list[CapturedExchange]:
         """Everything up to the end, as exchanges."""
         buffer, exchanges = bytearray(), []
         while data := await self.read(1 << 20):
@@ -59,7 +59,7 @@ class Lab:
         self.socket = folder / "recorder.sock"
         self.counts = WorkerCounts(str(folder), 1)
         self.cells = self.counts.row(0)
-        self.budget = CopyBudget(1 << 30)
+        self.budget = CaptureBudget(1 << 30)
 
     def link(self, queue_bytes: int = 1 << 30) -> RecorderLink:
         self.budget.limit_bytes = queue_bytes
@@ -85,11 +85,11 @@ def lab() -> Iterator[Lab]:
         yield Lab(Path(folder))
 
 
-def bodies(exchanges: list[ExchangeCopy]) -> list[bytes]:
+def bodies(exchanges: list[CapturedExchange]) -> list[bytes]:
     return [b"".join(exchange.request_body or []) for exchange in exchanges]
 
 
-def test_everything_arrives_in_order(lab: Lab) -> None:
+def test_exchanges_arrive_in_order(lab: Lab) -> None:
     async def scenario() -> None:
         recorder = Recorder(lab.socket)
         link = lab.link()
@@ -104,17 +104,17 @@ def test_everything_arrives_in_order(lab: Lab) -> None:
 
     asyncio.run(scenario())
     assert list(lab.cells[: IN_FLIGHT + 1]) == [100, 100, 0, 0, 0]
-    assert lab.budget.held_bytes == 0
+    assert lab.budget.used_bytes == 0
 
 
-def test_what_a_slow_recorder_does_not_take_is_kept_up_to_the_bound_and_then_dropped(lab: Lab) -> None:
+def test_slow_recorder_drops_beyond_the_budget(lab: Lab) -> None:
     async def scenario() -> int:
         recorder = Recorder(lab.socket)
         link = lab.link(queue_bytes=2_000_000)
         await recorder.accept()
         for number in range(100):
             lab.hand_over(link, b"x" * 100_000)
-            assert lab.budget.held_bytes < 2_200_000
+            assert lab.budget.used_bytes < 2_200_000
             if number % 10 == 0:
                 await asyncio.sleep(0.02)
         reading = asyncio.create_task(recorder.read_all())
@@ -126,10 +126,10 @@ def test_what_a_slow_recorder_does_not_take_is_kept_up_to_the_bound_and_then_dro
     received = asyncio.run(scenario())
     assert 15 < received < 100
     assert (lab.cells[SENT], lab.cells[QUEUE_FULL]) == (received, 100 - received)
-    assert lab.budget.held_bytes == 0
+    assert lab.budget.used_bytes == 0
 
 
-def test_what_is_handed_over_before_there_is_a_recorder_waits_for_it(lab: Lab) -> None:
+def test_exchanges_wait_for_a_recorder(lab: Lab) -> None:
     async def scenario() -> None:
         link = lab.link()
         for body in (b"a", b"b"):
@@ -147,7 +147,7 @@ def test_what_is_handed_over_before_there_is_a_recorder_waits_for_it(lab: Lab) -
     assert (lab.cells[OFFERED], lab.cells[SENT]) == (3, 3)
 
 
-def test_a_frame_that_a_dead_recorder_had_half_of_goes_whole_to_the_next(lab: Lab) -> None:
+def test_partly_sent_frame_is_sent_again_to_the_next_recorder(lab: Lab) -> None:
     large = b"y" * 5_000_000
 
     async def scenario() -> None:
@@ -170,9 +170,7 @@ def test_a_frame_that_a_dead_recorder_had_half_of_goes_whole_to_the_next(lab: La
     assert (lab.cells[OFFERED], lab.cells[SENT]) == (1, 1)
 
 
-def test_without_a_recorder_to_the_end_every_exchange_is_counted_as_such(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exchanges_without_a_recorder_are_counted(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tap.proxy.recorderlink.UNCONNECTED_S", 0.1)
 
     async def scenario() -> None:
@@ -184,4 +182,4 @@ def test_without_a_recorder_to_the_end_every_exchange_is_counted_as_such(
 
     asyncio.run(scenario())
     assert (lab.cells[OFFERED], lab.cells[RECORDER_OFF], lab.cells[SENT]) == (21, 21, 0)
-    assert lab.budget.held_bytes == 0
+    assert lab.budget.used_bytes == 0

@@ -15,7 +15,7 @@ def usage(prompt: int, output: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 
-def test_an_events_read_reaches_the_client_before_the_next_is_written(lab: Any) -> None:
+def test_each_event_is_relayed_before_the_next(lab: Any) -> None:
     """No coalescing and no waiting: the upstream writes an event only once the client has the one before."""
     seen = asyncio.Event()
 
@@ -41,7 +41,7 @@ def test_an_events_read_reaches_the_client_before_the_next_is_written(lab: Any) 
     asyncio.run(scenario())
 
 
-def test_other_paths_and_methods_are_relayed_and_not_recorded(lab: Any) -> None:
+def test_unrecorded_paths_and_methods_are_relayed(lab: Any) -> None:
     async def script(request: Any) -> None:
         if request.head.startswith(b"HEAD"):
             request.write(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n")
@@ -62,7 +62,7 @@ def test_other_paths_and_methods_are_relayed_and_not_recorded(lab: Any) -> None:
     assert lab.counts.offered == 0
 
 
-def test_a_client_that_hangs_up_at_done_got_everything(lab: Any) -> None:
+def test_disconnect_after_done_is_a_complete_response(lab: Any) -> None:
     """As OpenAI's own client does, without waiting for the chunk that ends the body."""
 
     async def script(request: Any) -> None:
@@ -84,7 +84,7 @@ def test_a_client_that_hangs_up_at_done_got_everything(lab: Any) -> None:
     assert (record.status, record.error, record.finish_reason) == ("ok", None, "stop")
 
 
-def test_a_base_path_and_a_gateways_prefix_are_kept_and_the_endpoint_is_known(lab: Any) -> None:
+def test_base_path_and_gateway_prefix(lab: Any) -> None:
     async def script(request: Any) -> None:
         request.write_json({"choices": [], "usage": usage(1, 1)})
 
@@ -101,7 +101,7 @@ def test_a_base_path_and_a_gateways_prefix_are_kept_and_the_endpoint_is_known(la
     assert [record.endpoint for record in lab.records] == ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 
 
-def test_many_at_once_are_each_whole_and_each_recorded(lab: Any) -> None:
+def test_concurrent_requests_are_complete_and_recorded(lab: Any) -> None:
     async def script(request: Any) -> None:
         request.write_sse_head()
         for _ in range(5):
@@ -131,14 +131,14 @@ def test_many_at_once_are_each_whole_and_each_recorded(lab: Any) -> None:
     assert max(record.concurrency or 0 for record in records) > 10
 
 
-def test_a_fault_in_the_account_of_upstreams_costs_no_record() -> None:
+def test_exception_in_upstream_load_loses_no_record() -> None:
     def fail() -> None:
         raise ValueError
 
     submitted: list[Any] = []
     relay: Any = Relay.__new__(Relay)
     relay._ended, relay._unsent, relay._assignment = False, [], SimpleNamespace(end=fail)
-    relay._copy = copy = SimpleNamespace(request_bytes=1, response_bytes=2)
+    relay._capture = copy = SimpleNamespace(request_bytes=1, response_bytes=2)
     link = SimpleNamespace(submit=lambda *found: submitted.append(found))
     relay._relays = relays = SimpleNamespace(in_flight=1, bytes_in=0, bytes_out=0, link=link)
     with pytest.raises(ValueError, match=r"^$"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engines.dialect import DialectName
 from tap.ipc.settings import Injection
-from tap.proxy.responsefilter import EventCutter, ResponseFilter
+from tap.proxy.responsefilter import EventSplitter, ResponseFilter
 from tests.tap.proxy import vllm_rendering as vllm
 
 # Texts that look like what is looked for: names, events, escapes.
@@ -80,7 +80,7 @@ def cut(stream: bytes, at: list[int]) -> list[bytes]:
     at=st.lists(st.integers(0, 4000), max_size=12),
     line_end=st.sampled_from([b"\n", b"\r\n"]),
 )
-def test_a_stream_is_what_it_would_have_been(
+def test_filtered_stream_equals_stream_without_injection(
     answer: Any, injected: frozenset[Injection], at: list[int], line_end: bytes
 ) -> None:
     asked = vllm.stream_events(answer, usage="usage" in injected, ids="token-ids" in injected)
@@ -90,7 +90,7 @@ def test_a_stream_is_what_it_would_have_been(
 
 
 @given(answer=answers(), ids_asked=st.booleans(), at=st.lists(st.integers(0, 4000), max_size=12))
-def test_what_the_client_asked_for_itself_stays(answer: Any, ids_asked: bool, at: list[int]) -> None:
+def test_client_requested_fields_stay(answer: Any, ids_asked: bool, at: list[int]) -> None:
     """One of the two is the client's own, the other was added."""
     injected: frozenset[Injection] = frozenset({"usage"} if ids_asked else {"token-ids"})
     asked = vllm.stream_events(answer, usage=True, ids=True)
@@ -114,7 +114,7 @@ BOTH: frozenset[Injection] = frozenset({"usage", "token-ids"})
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
-def test_a_stream_cut_at_any_byte_is_the_same_stream(line_end: bytes) -> None:
+def test_filter_does_not_depend_on_reads(line_end: bytes) -> None:
     asked = b"".join(vllm.stream_events(CHAT, usage=True, ids=True)).replace(b"\n", line_end)
     plain = b"".join(vllm.stream_events(CHAT, usage=False, ids=False)).replace(b"\n", line_end)
     assert plain != asked
@@ -123,7 +123,7 @@ def test_a_stream_cut_at_any_byte_is_the_same_stream(line_end: bytes) -> None:
     assert filtered([asked[at : at + 1] for at in range(len(asked))], BOTH) == plain
 
 
-def test_every_event_leaves_with_the_read_that_completes_it() -> None:
+def test_each_event_is_written_with_the_read_that_completes_it() -> None:
     response = ResponseFilter(BOTH, "vllm")
     asked = vllm.stream_events(CHAT, usage=True, ids=True)
     plain = vllm.stream_events(CHAT, usage=False, ids=False)
@@ -140,7 +140,7 @@ def test_every_event_leaves_with_the_read_that_completes_it() -> None:
         b'event: x\ndata: {"token_ids":[1],\ndata: "usage":1}\n\n',  # data of two lines: no engine writes that
     ],
 )
-def test_what_is_not_as_engines_write_it_passes(event: bytes) -> None:
+def test_unexpected_data_passes_unchanged(event: bytes) -> None:
     assert filtered([event], BOTH) == event
 
 
@@ -149,7 +149,7 @@ def test_older_vllm_announces_usage_by_nulls() -> None:
     assert filtered([asked], BOTH) == b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
 
 
-def test_the_fingerprint_is_what_vllm_moves() -> None:
+def test_system_fingerprint_position() -> None:
     """It stands in the last event: with usage asked for that is the usage event, and it goes with it."""
     answer = vllm.Answer(True, [1], [vllm.Step(0, [2], {"content": "x"}, "stop")], fingerprint="vllm-0.32.0-abcdef12")
     asked = b"".join(vllm.stream_events(answer, usage=True, ids=True))
@@ -160,7 +160,7 @@ def test_the_fingerprint_is_what_vllm_moves() -> None:
     assert filtered([ids_only], frozenset({"token-ids"})) == plain
 
 
-def test_an_endless_event_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_event_passes_unfiltered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tap.proxy.responsefilter.MAX_EVENT_BYTES", 100)
     response = ResponseFilter(BOTH, "vllm")
     assert response.feed(b"data: " + b"x" * 60) == b""
@@ -172,12 +172,12 @@ def test_an_endless_event_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     stream=st.lists(st.sampled_from([b"a", b"\r\n", b"\n", b"data:", b": "]), max_size=30).map(b"".join),
     at=st.lists(st.integers(0, 60), max_size=10),
 )
-def test_cut_events_are_the_stream_and_end_where_whole_ones_do(stream: bytes, at: list[int]) -> None:
-    cutter, at_once = EventCutter(), EventCutter()
+def test_splitter_events_do_not_depend_on_reads(stream: bytes, at: list[int]) -> None:
+    cutter, at_once = EventSplitter(), EventSplitter()
     pieces = [event for read in cut(stream, at) for event in cutter.feed(read)]
     whole = at_once.feed(stream)
-    assert b"".join(whole) + at_once.rest() == stream
-    assert b"".join(pieces) + cutter.rest() == stream
+    assert b"".join(whole) + at_once.flush() == stream
+    assert b"".join(pieces) + cutter.flush() == stream
     assert pieces == whole
 
 
@@ -188,7 +188,7 @@ def test_cut_events_are_the_stream_and_end_where_whole_ones_do(stream: bytes, at
         b'data: {"usage":null}\n' + b"data: x\n" * 500_000 + b"\n",
     ],
 )
-def test_an_event_of_a_million_values_or_lines_passes_as_it_came(event: bytes) -> None:
+def test_huge_event_passes_unchanged(event: bytes) -> None:
     filtering = ResponseFilter(frozenset({"usage", "token-ids"}), "vllm")
     reads = [event[at : at + 65536] for at in range(0, len(event), 65536)]
     assert b"".join(filtering.feed(read) for read in reads) == event

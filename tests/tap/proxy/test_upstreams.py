@@ -61,7 +61,7 @@ def closed_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_each_has_its_turn_and_the_record_says_who_served(lab: Any) -> None:
+def test_round_robin_and_upstream_in_records(lab: Any) -> None:
     async def scenario() -> list[str]:
         async with (
             upstreams_of(lab, answer, answer, answer) as started,
@@ -77,7 +77,7 @@ def test_each_has_its_turn_and_the_record_says_who_served(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("header", SESSION_HEADERS)
-def test_a_session_stays_where_it_is(header: str) -> None:
+def test_sessions_are_sticky(header: str) -> None:
     upstreams = Upstreams([entry(0), entry(1)], live_policy("session"))
     for session in "abcd":
         assert len({upstreams.pick(head(session, header)).upstream.name for _ in range(3)}) == 1
@@ -89,7 +89,7 @@ def preferred(upstreams: list[Upstream], session: bytes) -> Upstream:
 
 
 @given(st.integers(2, 6), st.data())
-def test_only_the_sessions_of_an_upstream_that_goes_move(count: int, data: st.DataObject) -> None:
+def test_removing_an_upstream_moves_only_its_sessions(count: int, data: st.DataObject) -> None:
     everyone = [Upstream(entry(number)) for number in range(count)]
     gone = data.draw(st.sampled_from(everyone))
     rest = [one for one in everyone if one is not gone]
@@ -98,14 +98,14 @@ def test_only_the_sessions_of_an_upstream_that_goes_move(count: int, data: st.Da
         assert moved_to is favourite or favourite is gone
 
 
-def test_workers_agree_on_a_sessions_upstream_and_not_on_whose_turn_is_first() -> None:
+def test_workers_agree_on_sessions_but_start_round_robin_differently() -> None:
     entries = [entry(number) for number in range(3)]
     workers = [Upstreams(entries, live_policy("session"), worker=number) for number in range(3)]
     assert len({worker.pick(head("s")).upstream.name for worker in workers}) == 1
     assert len({worker.pick(head()).upstream.name for worker in workers}) == 3
 
 
-def test_one_that_cannot_be_reached_is_passed_over_and_nobody_notices(lab: Any, closed_port: int) -> None:
+def test_unreachable_upstream_is_skipped(lab: Any, closed_port: int) -> None:
     async def scenario() -> None:
         async with (
             upstreams_of(lab, answer) as [up],
@@ -121,7 +121,7 @@ def test_one_that_cannot_be_reached_is_passed_over_and_nobody_notices(lab: Any, 
     assert len({record.upstream for record in lab.records}) == 1
 
 
-def test_one_that_is_removed_finishes_what_it_has_and_is_closed(lab: Any) -> None:
+def test_removed_upstream_finishes_its_requests(lab: Any) -> None:
     begun, finish = asyncio.Event(), asyncio.Event()
 
     async def slow(request: Any) -> None:
@@ -148,7 +148,7 @@ def test_one_that_is_removed_finishes_what_it_has_and_is_closed(lab: Any) -> Non
     asyncio.run(scenario())
 
 
-def test_sighup_reads_the_upstreams_again_and_a_bad_file_changes_nothing(lab: Any) -> None:
+def test_sighup_reloads_upstreams_and_ignores_an_invalid_file(lab: Any) -> None:
     async def scenario() -> None:
         async with upstreams_of(lab, answer, answer) as [first, second]:
             file = lab.folder / "upstreams"
@@ -160,7 +160,7 @@ def test_sighup_reads_the_upstreams_again_and_a_bad_file_changes_nothing(lab: An
 
                 file.write_text(f"http://127.0.0.1:{second.port}\nnonsense\n")
                 tap.process.send_signal(signal.SIGHUP)
-                assert "nonsense" in await tap.said("UPSTREAMS STAY")
+                assert "nonsense" in await tap.said("UPSTREAMS DO NOT CHANGE")
                 for _ in range(4):
                     await tap.post("/v1/completions", COMPLETION)
                 assert (len(first.requests), len(second.requests)) == (5, 0)

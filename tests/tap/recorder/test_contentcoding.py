@@ -42,9 +42,7 @@ def gzip_members() -> list[bytes]:
         *(("zstd", flushed_zstd), ("ZSTD", zstd_frames)),
     ],
 )
-def test_each_event_comes_at_the_time_of_the_read_that_completed_it(
-    coding: str, packed: Callable[[], list[bytes]]
-) -> None:
+def test_decoded_events_have_the_time_of_the_completing_read(coding: str, packed: Callable[[], list[bytes]]) -> None:
     reads = list(enumerate(packed()))
     assert [(at, data) for at, data in decode_reads(reads, coding, ROOM) if data] == list(enumerate(EVENTS))
     byte_by_byte = [(at, data[cut : cut + 1]) for at, data in reads for cut in range(len(data))]
@@ -54,13 +52,13 @@ def test_each_event_comes_at_the_time_of_the_read_that_completed_it(
 
 
 @pytest.mark.parametrize("coding", ["compress", "gzip;q=1", "gzip", "zstd", "deflate", "br"])
-def test_what_cannot_be_undone_is_said(coding: str) -> None:
+def test_undecodable_bodies_raise(coding: str) -> None:
     with pytest.raises(UndecodableError):
         decode_reads([(1, b"\x00\x01 no such coding \xff" * 9)], coding, ROOM)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "zstd"])
-def test_a_bomb_is_noticed_before_it_is_in_memory(coding: str) -> None:
+def test_decompression_bomb_is_refused(coding: str) -> None:
     zeros = bytes(64 << 20)
     packed = gzip.compress(zeros) if coding == "gzip" else zstandard.compress(zeros)
     with pytest.raises(UndecodableError, match="too large"):
@@ -68,7 +66,7 @@ def test_a_bomb_is_noticed_before_it_is_in_memory(coding: str) -> None:
 
 
 @given(texts=st.lists(st.binary(max_size=40), min_size=1, max_size=20), cut=st.integers(1, 50))
-def test_members_and_frames_are_read_to_the_last_however_they_are_cut(texts: list[bytes], cut: int) -> None:
+def test_multiple_members_and_frames(texts: list[bytes], cut: int) -> None:
     for coding, pack in (("gzip", gzip.compress), ("zstd", zstandard.compress), ("deflate", zlib.compress)):
         packed = b"".join(map(pack, texts))
         reads = [(at, packed[at : at + cut]) for at in range(0, len(packed), cut)]
@@ -76,21 +74,21 @@ def test_members_and_frames_are_read_to_the_last_however_they_are_cut(texts: lis
 
 
 @pytest.mark.parametrize("behind", [b"\0" * 512, b"\n", b"garbage", gzip.compress(b"x", mtime=0)[:5]])
-def test_bytes_behind_the_last_member_are_left_out(behind: bytes) -> None:
+def test_trailing_bytes_are_ignored(behind: bytes) -> None:
     packed = gzip.compress(b"one ") + gzip.compress(b"two") + behind
     assert decode_reads([(1, packed)], "gzip", ROOM) == [(1, b"one two")]
     byte_by_byte = [(1, packed[at : at + 1]) for at in range(len(packed))]
     assert b"".join(data for _, data in decode_reads(byte_by_byte, "gzip", ROOM)) == b"one two"
 
 
-def test_a_body_of_the_bound_is_read_and_one_of_a_byte_more_is_not() -> None:
+def test_decoded_size_limit() -> None:
     for coding, pack in (("gzip", gzip.compress), ("zstd", zstandard.compress)):
         assert decode_reads([(1, pack(bytes(ROOM)))], coding, ROOM) == [(1, bytes(ROOM))]
         with pytest.raises(UndecodableError, match="too large"):
             decode_reads([(1, pack(bytes(ROOM + 1)))], coding, ROOM)
 
 
-def test_many_codings_empty_members_and_wide_windows_are_refused() -> None:
+def test_multiple_codings_empty_members_and_large_windows_are_refused() -> None:
     with pytest.raises(UndecodableError, match="unknown"):
         decode_reads([(1, b"")], "gzip, zstd", ROOM)
     with pytest.raises(UndecodableError, match="too large"):

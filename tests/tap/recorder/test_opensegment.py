@@ -57,9 +57,7 @@ def cut_within(file: Path) -> None:
 
 @pytest.mark.parametrize("rotate", [None, 1 << 20])
 @pytest.mark.parametrize("harm", [Path.unlink, move, move_folder, cut, cut_within, overwrite])
-def test_recording_goes_on_in_a_new_file_and_the_counts_are_those_of_the_files(
-    path: Path, harm: Callable[[Path], None], rotate: int | None
-) -> None:
+def test_recording_continues_in_a_new_file(path: Path, harm: Callable[[Path], None], rotate: int | None) -> None:
     trace = SegmentedTrace(path, META, rotate_bytes=rotate)
     write(trace, range(5))
     assert trace.flush()
@@ -72,7 +70,7 @@ def test_recording_goes_on_in_a_new_file_and_the_counts_are_those_of_the_files(
     trace.check_integrity()
     [lost] = trace.lost_files()
     assert (lost.records, trace.recorded) == (5, 0)
-    assert "5 RECORDS ARE LOST; recording goes on in a new file" in str(lost)
+    assert "5 RECORDS ARE LOST; recording continues in a new file" in str(lost)
     write(trace, range(5, 10))
     assert trace.close()
     trace.check_integrity()
@@ -84,7 +82,7 @@ def test_recording_goes_on_in_a_new_file_and_the_counts_are_those_of_the_files(
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, move, cut])
-def test_a_segment_that_goes_while_it_ends_does_not_hold_up_the_next(
+def test_segment_lost_while_closing_does_not_block_the_next(
     path: Path, harm: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = SegmentedTrace(path, META, rotate_bytes=1)
@@ -111,9 +109,9 @@ def test_a_segment_that_goes_while_it_ends_does_not_hold_up_the_next(
 # The recorder's account of it.
 
 
-def take(recorder: Recorder, numbers: range) -> None:
+def record(recorder: Recorder, numbers: range) -> None:
     for number in numbers:
-        recorder.take(exchange(tokens(8, 100 * number), number))
+        recorder.record(exchange(tokens(8, 100 * number), number))
 
 
 @pytest.fixture
@@ -122,25 +120,25 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("rotate", [None, 1 << 20])
-def test_lost_records_are_dropped_ones(trace: Path, rotate: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_records_count_as_dropped(trace: Path, rotate: int | None, capsys: pytest.CaptureFixture[str]) -> None:
     first = Recorder(setup(trace, rotate_bytes=rotate))
-    take(first, range(4))
+    record(first, range(4))
     first.close()
     recorder = Recorder(setup(trace, rotate_bytes=rotate, resume=True))
-    take(recorder, range(4, 10))
+    record(recorder, range(4, 10))
     recorder.tick()
     told = recorder.progress()
     assert told is not None
-    assert (told.found, told.recorded, told.hashed) == (4, 6, 6)
+    assert (told.earlier_records, told.recorded, told.hashed) == (4, 6, 6)
     file = trace if rotate is None else part_path(segment_path(trace, 2))
     file.unlink()
     recorder.tick()
     told = recorder.progress()
     assert told is not None, "noticed without any traffic"
     assert (told.recorded, told.hashed, told.received, told.dropped) == (0, 0, 6, {"trace_lost": 6})
-    assert told.found == (0 if rotate is None else 4), "what was in the file before is gone with it"
-    assert f"{10 if rotate is None else 6} RECORDS ARE LOST; recording goes on in" in capsys.readouterr().err
-    take(recorder, range(10, 13))
+    assert told.earlier_records == (0 if rotate is None else 4), "what was in the file before is gone with it"
+    assert f"{10 if rotate is None else 6} RECORDS ARE LOST; recording continues in" in capsys.readouterr().err
+    record(recorder, range(10, 13))
     recorder.tick()
     file = trace if rotate is None else part_path(segment_path(trace, 3))
     file.rename(trace.with_name("away.zst"))
@@ -148,27 +146,27 @@ def test_lost_records_are_dropped_ones(trace: Path, rotate: int | None, capsys: 
     told = recorder.progress()
     assert told is not None
     assert (told.recorded, told.dropped) == (0, {"trace_lost": 9})
-    take(recorder, range(13, 15))
+    record(recorder, range(13, 15))
     told = recorder.close()
     assert (told.recorded, told.hashed, told.received, told.dropped) == (2, 2, 11, {"trace_lost": 9})
     assert len(load_trace(trace)[1]) == (2 if rotate is None else 6)
 
 
 @pytest.mark.parametrize("rotate", [None, 1 << 20])
-def test_a_recorder_started_again_counts_no_record_that_was_lost_before_it(trace: Path, rotate: int | None) -> None:
+def test_restarted_recorder_does_not_count_lost_records(trace: Path, rotate: int | None) -> None:
     recorder = Recorder(setup(trace, rotate_bytes=rotate))
-    take(recorder, range(3))
+    record(recorder, range(3))
     recorder.tick()
     file = trace if rotate is None else part_path(segment_path(trace, 1))
     os.truncate(file, file.stat().st_size - 1)  # two records can be read still
-    take(recorder, range(3, 7))
+    record(recorder, range(3, 7))
     recorder.tick()
     carried = recorder.progress()
     assert carried is not None
     assert (carried.recorded, carried.dropped) == (0, {"trace_lost": 7})
     recorder._trace._segment.file.abandon()  # type: ignore[union-attr]  # killed
     again = Recorder(setup(trace, rotate_bytes=rotate, resume=True, carry=carried))
-    take(again, range(7, 9))
+    record(again, range(7, 9))
     told = again.close()
     assert (told.recorded, told.received, told.dropped) == (2, 9, {"trace_lost": 7})
     assert len(load_trace(trace)[1]) == 2

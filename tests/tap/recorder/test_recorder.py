@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tap.ipc.messages import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
+from tap.ipc.messages import CapturedExchange, EngineChanged, Progress, Ready, RecorderSetup, Refused, encode_frame
 from tap.recorder.recorder import Recorder
 from tests.tap.conftest import settings_of
 from tests.warmstart import WarmPopen
@@ -47,13 +47,13 @@ def setup(trace: Path, *, epoch_ns: int = 0, epoch_unix_ns: int = EPOCH_UNIX_NS,
     )
 
 
-def exchange(ids: list[int], at_s: float, *, output: list[int] | None = None, **headers: str) -> ExchangeCopy:
+def exchange(ids: list[int], at_s: float, *, output: list[int] | None = None, **headers: str) -> CapturedExchange:
     """A request for one token and its answer half a second later."""
     choice = {"index": 0, "text": "t", "finish_reason": "length", "token_ids": output}
     answer = {"choices": [choice], "usage": {"prompt_tokens": len(ids), "completion_tokens": len(output or [0])}}
     arrival_ns = round(at_s * SECOND)
     end_ns = arrival_ns + SECOND // 2
-    return ExchangeCopy(
+    return CapturedExchange(
         endpoint="/v1/completions",
         arrival_ns=arrival_ns,
         end_ns=end_ns,
@@ -63,7 +63,7 @@ def exchange(ids: list[int], at_s: float, *, output: list[int] | None = None, **
         http_status=200,
         response_headers={"content-type": "application/json"},
         response_reads=[(end_ns, json.dumps(answer).encode())],
-        response_whole=True,
+        response_complete=True,
         last_reads=[],
         outcome="ok",
         error_kind=None,
@@ -88,22 +88,22 @@ def trace(tmp_path: Path) -> Path:
     return tmp_path / "captured.jsonl.zst"
 
 
-def test_a_resumed_trace_keeps_its_clock_its_sessions_and_its_ids(trace: Path, rotate: int | None) -> None:
+def test_resumed_trace_keeps_epoch_sessions_and_ids(trace: Path, rotate: int | None) -> None:
     first = Recorder(setup(trace, rotate_bytes=rotate))
-    first.take(exchange(tokens(8), 1, output=tokens(5, 100), x_request_id="mine"))
-    first.take(exchange(tokens(8, 50), 2, x_session_id="named"))
+    first.record(exchange(tokens(8), 1, output=tokens(5, 100), x_request_id="mine"))
+    first.record(exchange(tokens(8, 50), 2, x_session_id="named"))
     assert first.close().recorded == 2
     # The machine was started anew 100 s after the first run's t = 0: another monotonic clock, a later wall clock.
     again = Recorder(
         setup(trace, rotate_bytes=rotate, resume=True, epoch_ns=7, epoch_unix_ns=EPOCH_UNIX_NS + 100 * SECOND)
     )
     begun = again.progress()
-    assert (begun.found, begun.recorded) == (2, 0)
+    assert (begun.earlier_records, begun.recorded) == (2, 0)
     continued = [*tokens(8), *tokens(5, 100), *tokens(4, 200)]
-    again.take(exchange(continued, 3, x_request_id="mine"))
-    again.take(exchange(tokens(8, 50), 4, x_session_id="named"))
+    again.record(exchange(continued, 3, x_request_id="mine"))
+    again.record(exchange(tokens(8, 50), 4, x_session_id="named"))
     ended = again.close()
-    assert (ended.found, ended.recorded, ended.received) == (2, 2, 2)
+    assert (ended.earlier_records, ended.recorded, ended.received) == (2, 2, 2)
     a, b, c, d = records(trace)
     assert (c.session_id, c.turn, c.parent_id) == (a.session_id, 2, a.request_id)
     assert (d.session_id, d.turn, d.parent_id) == (b.session_id, 2, b.request_id)
@@ -112,12 +112,12 @@ def test_a_resumed_trace_keeps_its_clock_its_sessions_and_its_ids(trace: Path, r
     assert len({record.request_id for record in (a, b, c, d)}) == 4, "an id used before is still known"
 
 
-def test_a_wall_clock_that_was_set_back_turns_no_time_back(trace: Path) -> None:
+def test_arrivals_never_decrease_after_a_clock_step(trace: Path) -> None:
     first = Recorder(setup(trace))
-    first.take(exchange(tokens(8), 50))
+    first.record(exchange(tokens(8), 50))
     first.close()
     again = Recorder(setup(trace, resume=True, epoch_unix_ns=EPOCH_UNIX_NS - 3600 * SECOND))
-    again.take(exchange(tokens(8), 1))
+    again.record(exchange(tokens(8), 1))
     again.close()
     assert [record.arrival_ms for record in records(trace)] == [50_000, 51_500], "50.5 s, where it ended, and 1 s more"
 
@@ -128,33 +128,33 @@ def die(recorder: Recorder) -> None:
     recorder._trace._segment.file.abandon()
 
 
-def test_a_recorder_that_follows_another_counts_what_is_in_the_files(trace: Path, rotate: int | None) -> None:
+def test_restarted_recorder_counts_records_in_files(trace: Path, rotate: int | None) -> None:
     earlier = Recorder(setup(trace, rotate_bytes=rotate))
-    earlier.take(exchange(tokens(8), 0))
+    earlier.record(exchange(tokens(8), 0))
     earlier.close()
     first = Recorder(setup(trace, rotate_bytes=rotate, resume=True))
     for at in range(5):
-        first.take(exchange(tokens(8), at + 1))
+        first.record(exchange(tokens(8), at + 1))
     assert first.tick()
     told = first.progress()
     assert (told.recorded, told.hashed) == (5, 5)
-    first.take(exchange(tokens(8), 7))
-    first.take(msgspec.structs.replace(exchange([], 8), request_body=[b"no json"]))
+    first.record(exchange(tokens(8), 7))
+    first.record(msgspec.structs.replace(exchange([], 8), request_body=[b"no json"]))
     first.tick()  # it died before this was heard
     die(first)
     again = Recorder(setup(trace, rotate_bytes=rotate, resume=True, carry=told))
     begun = again.progress()
-    assert (begun.found, begun.recorded, begun.hashed, begun.received) == (1, 7, 6, 5)
+    assert (begun.earlier_records, begun.recorded, begun.hashed, begun.received) == (1, 7, 6, 5)
     assert begun.unhashed == {"recorder_restarted": 1}
-    again.take(exchange(tokens(8), 9))
+    again.record(exchange(tokens(8), 9))
     ended = again.close()
-    assert (ended.found, ended.recorded, ended.hashed, ended.received) == (1, 8, 7, 6)
+    assert (ended.earlier_records, ended.recorded, ended.hashed, ended.received) == (1, 8, 7, 6)
     assert len(records(trace)) == 9
     arrivals = [record.arrival_ms for record in records(trace)]
     assert arrivals == [0, 1000, 2000, 3000, 4000, 5000, 7000, 8000, 9000], "one tap, one clock"
 
 
-def test_a_disk_that_refuses_costs_what_came_meanwhile_and_is_counted(
+def test_records_during_a_full_disk_are_dropped_and_counted(
     trace: Path, rotate: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = Recorder(setup(trace, rotate_bytes=rotate))
@@ -168,7 +168,7 @@ def test_a_disk_that_refuses_costs_what_came_meanwhile_and_is_counted(
     monkeypatch.setattr("os.write", write)
     for at in range(30):
         full[0] = 10 <= at < 20
-        recorder.take(exchange(tokens(8, at), at))
+        recorder.record(exchange(tokens(8, at), at))
         assert recorder.tick()
         assert recorder.progress().recorded <= 10 or not full[0]
     ended = recorder.close()
@@ -177,27 +177,27 @@ def test_a_disk_that_refuses_costs_what_came_meanwhile_and_is_counted(
     assert ended.dropped["trace_unwritable"] == 10
 
 
-def test_another_engine_is_in_the_header_before_its_records(trace: Path, rotate: int | None) -> None:
+def test_engine_change_is_in_the_header_before_its_records(trace: Path, rotate: int | None) -> None:
     recorder = Recorder(setup(trace, rotate_bytes=rotate))
-    recorder.take(exchange(tokens(8), 1))
+    recorder.record(exchange(tokens(8), 1))
     engine = Engine(name="vllm", version="2")
     recorder.change_engine(engine)
     recorder.tick()
-    recorder.take(exchange(tokens(8), 2))
+    recorder.record(exchange(tokens(8), 2))
     assert recorder.close().recorded == 2
     with open_trace(trace) as reader:
         assert [reader.latest_meta.engine for _ in reader] == [None, engine]
 
 
-def test_closed_segments_are_uploaded_and_those_left_are_taken_up_by_the_next_run(trace: Path, tmp_path: Path) -> None:
+def test_closed_segments_are_uploaded_in_this_or_the_next_run(trace: Path, tmp_path: Path) -> None:
     first = Recorder(setup(trace, rotate_bytes=1))
     for at in range(3):
-        first.take(exchange(tokens(8), at))
+        first.record(exchange(tokens(8), at))
         first.tick()
     assert first.close().segments == 3
     there = tmp_path / "there"
     again = Recorder(setup(trace, rotate_bytes=1, resume=True, upload=f"file://{there}"))
-    again.take(exchange(tokens(8), 9))
+    again.record(exchange(tokens(8), 9))
     again.tick()
     again.close()
     ended = again.finish_uploads()
@@ -270,7 +270,7 @@ def killed() -> Iterator[list[RecorderProcess]]:
         process.kill()
 
 
-def test_killed_again_and_again_it_counts_exactly_what_its_files_hold(
+def test_counts_equal_files_after_repeated_kills(
     trace: Path, tmp_path: Path, rotate: int | None, killed: list[RecorderProcess]
 ) -> None:
     given = setup(trace, rotate_bytes=rotate, socket=str(tmp_path / "s"))

@@ -102,7 +102,7 @@ def test_a_streamed_token_id_prompt_with_output_ids(lab: Any) -> None:
     assert meta.hash.key_id == lab.key.key_id
 
 
-def test_where_prompts_part_is_told_to_the_token_for_an_engine_with_smaller_blocks(lab: Any) -> None:
+def test_token_exact_branches_for_an_engine_with_smaller_blocks(lab: Any) -> None:
     prompts = [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 0]]
     script = answering(lambda body: {"choices": [{"index": 0, "text": ""}], "usage": usage(len(body["prompt"]), 0, 0)})
     facts = EngineFacts(engine=Engine(name="sglang", block_size=1))
@@ -122,7 +122,7 @@ def test_where_prompts_part_is_told_to_the_token_for_an_engine_with_smaller_bloc
     assert third[5] != first[5]
 
 
-def test_prompts_that_have_no_single_chain_are_recorded_without_and_counted(lab: Any) -> None:
+def test_prompts_without_a_single_chain_are_counted_as_unhashed(lab: Any) -> None:
     bodies = [
         {"prompt": [[1, 2, 3, 4], [5, 6]]},
         {"prompt": ["a", "b"]},
@@ -163,7 +163,7 @@ def test_model_override_lora_and_salt_change_the_root(lab: Any) -> None:
     assert len({record.block_hashes[0] for record in (first, adapted, salted)}) == 3
 
 
-def test_a_body_larger_than_the_copy_is_relayed_whole_and_recorded_without_hashes(lab: Any) -> None:
+def test_body_beyond_the_capture_limit_is_recorded_without_hashes(lab: Any) -> None:
     prompt = list(range(20_000))
     seen = []
 
@@ -177,7 +177,7 @@ def test_a_body_larger_than_the_copy_is_relayed_whole_and_recorded_without_hashe
     assert lab.counts.unhashed == {"request_larger_than_the_copy": 1}
 
 
-def test_a_stream_larger_than_the_copy_keeps_its_first_token_and_its_usage(lab: Any) -> None:
+def test_stream_beyond_the_capture_limit_has_ttft_and_usage(lab: Any) -> None:
     async def script(request: Any) -> None:
         request.write_sse_head()
         for _ in range(40):
@@ -301,4 +301,4 @@ def test_text_is_tokenized_as_the_engine_would(lab: Any, vocabulary: Path, capsy
     assert (lab.counts.prompt_counts_matched, lab.counts.prompt_counts_checked) == (2, 3)
     printed = capsys.readouterr()
     assert "prompt token counts equal the engine's in 66.7% of 3" in printed.out
-    assert "is this its tokenizer" in printed.err
+    assert "expected its tokenizer" in printed.err

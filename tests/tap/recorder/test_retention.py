@@ -46,7 +46,7 @@ class Weeks:
         return [record.request_id for record in load_trace(self.trace.path)[1]]
 
 
-def test_segments_go_whole_once_they_are_older_than_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_segments_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tap = Weeks(tmp_path, monkeypatch, 30 * DAY_S)
     gone = [name for _ in range(70) for name in tap.record_a_day()]
     assert gone == [f"tap-{number:06}.jsonl" for number in range(1, 40)]
@@ -85,9 +85,7 @@ def test_a_clock_that_is_ahead_at_a_restart_costs_two_segments_a_rotation_until_
     assert tap.record_a_day() == [], "files know when they were written"
 
 
-def test_the_newest_segment_a_pinned_one_and_one_on_its_way_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newest_pinned_and_uploading_segments_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tap = Weeks(tmp_path, monkeypatch, DAY_S)
     tap.record_a_day()
     (tmp_path / "tap-000001.jsonl").chmod(0o400)
@@ -100,7 +98,7 @@ def test_the_newest_segment_a_pinned_one_and_one_on_its_way_stay(
     assert tap.record_a_day() == ["tap-000001.jsonl"]
 
 
-def test_a_trace_without_its_deleted_segments_passes_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_with_deleted_segments_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each day's request goes on from the day before's."""
     tap = Weeks(tmp_path, monkeypatch, 0.0)
     for day in (1, 2, 3, 4):

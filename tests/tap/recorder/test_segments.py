@@ -43,7 +43,7 @@ def path(request: Any, tmp_path: Path) -> Path:
     return tmp_path / f"captured{request.param}"
 
 
-def test_without_rotation_one_file_is_written_at_its_own_path(path: Path) -> None:
+def test_single_file_without_rotation(path: Path) -> None:
     trace = SegmentedTrace(path, META)
     assert load_trace(path) == (META, []), "the header is there at once"
     write(trace, range(5))
@@ -57,7 +57,7 @@ def test_without_rotation_one_file_is_written_at_its_own_path(path: Path) -> Non
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_segments_are_closed_by_size_each_a_trace_of_its_own(path: Path) -> None:
+def test_rotation_by_size(path: Path) -> None:
     trace = SegmentedTrace(path, META, rotate_bytes=600)
     for number in range(30):
         trace.write(record(number))
@@ -84,7 +84,7 @@ def test_segments_are_closed_by_size_each_a_trace_of_its_own(path: Path) -> None
     assert not list(path.parent.glob("*.part"))
 
 
-def test_a_segment_ends_at_its_age_and_an_empty_one_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotation_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("tap.recorder.segments.time.monotonic", lambda: now[0])
     trace = SegmentedTrace(tmp_path / "a.jsonl", META, rotate_s=60)
@@ -155,7 +155,7 @@ def readable(path: Path) -> list[str]:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @settings(deadline=None, max_examples=60)
 @given(commands=commands, rotates=st.booleans(), share=st.floats(0, 1))
-def test_a_trace_cut_anywhere_goes_on_with_exactly_its_complete_records(
+def test_truncated_trace_resumes_with_its_complete_records(
     suffix: str, commands: list[int | str], rotates: bool, share: float
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -214,7 +214,7 @@ def test_only_a_trace_of_the_same_blocks_and_hashes_is_resumed(path: Path) -> No
         assert len(load_trace(path if rotate is None else manifest_path(path))[1]) == 2
 
 
-def test_a_lost_manifest_is_made_again(path: Path) -> None:
+def test_lost_manifest_is_rebuilt(path: Path) -> None:
     trace = SegmentedTrace(path, META, rotate_bytes=1)
     for number in range(3):
         trace.write(record(number))

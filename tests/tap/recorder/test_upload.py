@@ -61,7 +61,7 @@ def send(url: str, segments: list[Path]) -> tuple[Uploader, list[str]]:
     uploader = Uploader(url)
     for path in [*segments, *segments]:
         uploader.offer(path)
-    uploader.settle(timeout_s=30)
+    uploader.flush(timeout_s=30)
     return uploader, [sent.where for sent in uploader.uploaded()]
 
 
@@ -102,8 +102,8 @@ def test_a_storage_that_fails_is_tried_until_it_does_not(
         with fsspec.open(where, "rb") as copy:
             assert copy.read() == path.read_bytes(), "a copy cut short is not taken for one"
     said = capsys.readouterr().err
-    assert "cannot be uploaded (PermissionError)" in said
-    assert f"{segments[0].name} is uploaded" in said
+    assert "upload failed (PermissionError)" in said
+    assert f"{segments[0].name}: uploaded" in said
     assert "KANARIE" not in said
 
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_sent_by_the_end_is_left(segments: list[Path], monkeypatc
     uploader.offer(segments[0])
     while not uploader.failed:
         time.sleep(0.001)
-    uploader.settle(timeout_s=0.01)
+    uploader.flush(timeout_s=0.01)
     assert uploader.uploaded() == []
     assert segments[0].exists()
 
@@ -130,7 +130,7 @@ def test_what_cannot_be_sent_by_the_end_is_left(segments: list[Path], monkeypatc
         ("file:///proc/never/there", "--upload file:///proc/never/there: "),
     ],
 )
-def test_a_place_that_cannot_be_is_refused_without_its_secrets(url: str, said: str) -> None:
+def test_invalid_upload_url_is_refused_without_secrets(url: str, said: str) -> None:
     with pytest.raises(InputError) as refused:
         Uploader(url)
     assert said in str(refused.value)

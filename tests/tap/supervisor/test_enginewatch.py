@@ -40,7 +40,7 @@ class Engines:
 
 
 @pytest.mark.parametrize(
-    ("known", "learnt", "now"),
+    ("current", "reported", "updated"),
     [
         pytest.param(Engine(version="1"), Engine(version="2"), Engine(version="2"), id="another version"),
         pytest.param(Engine(version="1", block_size=16), Engine(version="1"), None, id="an answer that did not come"),
@@ -52,11 +52,11 @@ class Engines:
         ),
     ],
 )
-def test_what_counts_as_another_engine(known: Engine | None, learnt: Engine | None, now: Engine | None) -> None:
-    assert changed_engine(known, learnt) == now
+def test_engine_changes(current: Engine | None, reported: Engine | None, updated: Engine | None) -> None:
+    assert changed_engine(current, reported) == updated
 
 
-def test_a_change_is_told_once_and_an_engine_that_is_away_is_none(lab: Any) -> None:
+def test_engine_change_is_reported_once(lab: Any) -> None:
     async def scenario() -> list[Engine]:
         engines, told = Engines(), []
         dialects: list[str | None] = []
@@ -73,8 +73,8 @@ def test_a_change_is_told_once_and_an_engine_that_is_away_is_none(lab: Any) -> N
                     lambda: [origin],
                     known,
                     changed,
-                    every_s=0.01,
-                    learnt=lambda _, facts: dialects.append(facts.dialect),
+                    interval_s=0.01,
+                    on_facts=lambda _, facts: dialects.append(facts.dialect),
                 )
             )
             await asyncio.sleep(0.2)
@@ -98,7 +98,7 @@ def test_the_first_engine_that_can_be_reached_speaks_for_all(lab: Any) -> None:
             async with lab.command(0, *flags) as tap:
                 await tap.post("/v1/completions", {"prompt": [1, 2, 3, 4, 5]})
                 await tap.end()
-                assert "http://127.0.0.1:1 cannot be reached; it gets requests once it can" in tap.errors
+                assert "http://127.0.0.1:1 is unreachable; it gets requests once it is reachable" in tap.errors
 
     asyncio.run(scenario())
     meta, [record] = lab.read()

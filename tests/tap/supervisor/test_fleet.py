@@ -24,7 +24,7 @@ def slots(fleet: Fleet) -> dict[str, int]:
     return {entry.url: entry.slot for entry in fleet.entries()}
 
 
-def test_an_upstream_keeps_its_slot_and_a_removed_ones_is_used_last() -> None:
+def test_slots_are_stable_and_reused_last() -> None:
     fleet = Fleet((origin(0), origin(1)), 3)
     assert slots(fleet) == {"http://engine-0:8000": 0, "http://engine-1:8000": 1}
     fleet.reload((origin(2), origin(1)))
@@ -33,25 +33,25 @@ def test_an_upstream_keeps_its_slot_and_a_removed_ones_is_used_last() -> None:
     assert slots(fleet) == {"http://engine-0:8000": 0, "http://engine-1:8000": 1}
     fleet.reload((origin(3), origin(1)))
     assert slots(fleet)["http://engine-3:8000"] in (0, 2), "of one that was removed"
-    with pytest.raises(InputError, match="4 upstreams; expected at most 3, or a tap that starts with them"):
+    with pytest.raises(InputError, match="4 upstreams; expected at most 3, or a restart of the tap"):
         fleet.reload(tuple(map(origin, range(4))))
     assert len(fleet.origins) == 2, "the refused list changed nothing"
 
 
-def test_an_upstreams_dialect_is_what_it_told_last_and_none_where_no_field_may_be_added() -> None:
+def test_dialect_of_an_upstream_follows_its_last_report() -> None:
     def dialects(fleet: Fleet) -> list[str | None]:
         return [entry.dialect for entry in fleet.entries()]
 
     fleet = Fleet((origin(0), origin(1)), 2)
     assert dialects(fleet) == [None, None], "not known yet: nothing is added"
-    assert [fleet.learn(origin(0), told) for told in ("vllm", None, "vllm")] == [True, False, False]
+    assert [fleet.set_dialect(origin(0), told) for told in ("vllm", None, "vllm")] == [True, False, False]
     assert dialects(fleet) == ["vllm", None]
-    fleet.learn(origin(1), "trtllm")
+    fleet.set_dialect(origin(1), "trtllm")
     assert dialects(fleet) == ["vllm", None], "TensorRT-LLM refuses fields that it does not know"
-    fleet.learn(origin(0), "trtllm")
+    fleet.set_dialect(origin(0), "trtllm")
     assert dialects(fleet) == [None, None]
     named = Fleet((origin(0), origin(1)), 2, "sglang")
-    assert not named.learn(origin(0), "vllm")
+    assert not named.set_dialect(origin(0), "vllm")
     assert dialects(named) == ["sglang", "sglang"], "--dialect was given"
 
 

@@ -80,7 +80,7 @@ def test_an_upstream_behind_tls_is_reached_and_verified(lab: Any, monkeypatch: p
     assert len(lab.records) == 1
 
 
-def test_a_tap_before_its_engine_goes_on_when_it_comes_and_when_its_trace_goes(lab: Any) -> None:
+def test_tap_started_before_its_engine_and_lost_trace_file(lab: Any) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
@@ -134,9 +134,7 @@ def written_in(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_taps_own_calls_have_its_key_and_relayed_requests_the_clients(
-    lab: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_calls_have_the_taps_key_and_requests_the_clients(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "canary-taps-own")
     monkeypatch.setenv("GATE", "canary-gate")
     flags = ("--header-env", "X-Gate=GATE", "--tokenizer", "engine", "--block-size", "4")
@@ -164,7 +162,7 @@ def test_the_taps_own_calls_have_its_key_and_relayed_requests_the_clients(
                 **dict.fromkeys((b"/version", b"/metrics", b"/v1/models", b"/tokenize"), own),
                 b"/v1/completions": [b"Bearer canary-client"],
             }
-            assert "/v1/models: HTTP 401 with the key that was sent; expected a key that it takes in" in tap.errors
+            assert "/v1/models: HTTP 401 with the key that was sent; expected a valid key in" in tap.errors
             assert b"canary" not in written_in(lab.folder) + arguments + (tap.output + tap.errors).encode()
 
     asyncio.run(scenario())

@@ -78,14 +78,12 @@ def nursery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nursery:
     return Nursery(tmp_path)
 
 
-def test_it_waits_longer_from_death_to_death_up_to_a_bound() -> None:
+def test_restart_backoff_grows_to_a_limit() -> None:
     waits = [backoff_s(deaths) for deaths in range(8)]
     assert waits == [0.0, BACKOFF_S, 2.0, 4.0, 8.0, 16.0, MAX_BACKOFF_S, MAX_BACKOFF_S]
 
 
-def test_one_that_cannot_be_started_again_is_tried_until_it_can(
-    nursery: Nursery, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_restart_is_retried(nursery: Nursery, capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
         child = nursery.child
         await child.start()
@@ -110,13 +108,13 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize(("behaviour", "reason"), [("refuse", "not today"), ("die", "ended before it was ready")])
-def test_one_that_does_not_start_at_first_is_the_users_to_know(nursery: Nursery, behaviour: str, reason: str) -> None:
+def test_failed_first_start_is_an_error(nursery: Nursery, behaviour: str, reason: str) -> None:
     nursery.behave(behaviour)
     with pytest.raises(InputError, match=reason):
         asyncio.run(nursery.child.start())
 
 
-def test_one_that_does_not_leave_is_killed(nursery: Nursery) -> None:
+def test_child_that_does_not_exit_is_killed(nursery: Nursery) -> None:
     async def scenario() -> bool:
         await nursery.child.start()
         nursery.behave("deaf")
@@ -127,7 +125,7 @@ def test_one_that_does_not_leave_is_killed(nursery: Nursery) -> None:
     assert nursery.deaths == 0
 
 
-def test_one_that_is_coming_back_when_all_ends_is_heard_to_its_end(nursery: Nursery) -> None:
+def test_child_restarting_at_shutdown_is_awaited(nursery: Nursery) -> None:
     async def scenario() -> bool:
         child = nursery.child
         await child.start()

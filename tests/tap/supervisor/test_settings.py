@@ -17,7 +17,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
-def test_what_is_said_is_in_the_settings() -> None:
+def test_flags_are_in_the_settings() -> None:
     flags = ["--upstream", "https://b/v2", "--route", "session", "--workers", "4", "--admin", "0.0.0.0:9000"]
     flags += ["--rotate-mb", "0.5", "--rotate-age", "60s", "--resume", "--upload", "s3://bucket/folder"]
     flags += ["--keep-header", "X-Tenant", "--keep-header", "x-tenant", "--keep-header", "X-Team"]
@@ -52,7 +52,7 @@ def test_the_v1_of_a_base_url_is_that_of_the_paths(
 ) -> None:
     settings = read_settings(["--upstream", url, *WITHOUT_UPSTREAM])
     assert settings.upstreams == (Origin("http", "h", 8000, base_path),)
-    said = f"tap: --upstream {url}: /v1 is left out, since it is in the clients' paths\n"
+    said = f"tap: --upstream {url}: /v1 ignored: clients send it in their paths\n"
     assert capsys.readouterr().err == (said if "v1" in url else "")
 
 
@@ -60,10 +60,10 @@ def test_the_v1_of_a_base_url_is_that_of_the_paths(
     ("text", "said"),
     [
         pytest.param("http://a:1\nftp://b\n", "upstreams:2", id="no URL"),
-        pytest.param("http://a:1\nhttp://a:1/\n", "upstreams:2: http://a:1 is named twice", id="twice"),
+        pytest.param("http://a:1\nhttp://a:1/\n", "upstreams:2: http://a:1 is listed twice", id="twice"),
     ],
 )
-def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | None, said: str) -> None:
+def test_invalid_upstreams_file_is_refused_by_line(text: str | bytes | None, said: str) -> None:
     if text is not None:
         Path("upstreams").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(InputError, match=said):
@@ -73,12 +73,12 @@ def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | No
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--upload", "s3://bucket"], "expected --rotate-mb or --rotate-age beside it"),
-        (["--inject", "usage", "--dialect", "trtllm"], "--inject usage: trtllm refuses it"),
+        (["--upload", "s3://bucket"], "expected --rotate-mb or --rotate-age, too"),
+        (["--inject", "usage", "--dialect", "trtllm"], "--inject usage: not supported by trtllm"),
         (["--upstreams", "x"], "both were given; expected exactly one of the two"),
     ],
 )
-def test_flags_that_do_not_fit_together_are_refused_by_name(flags: list[str], said: str) -> None:
+def test_contradicting_flags_are_refused(flags: list[str], said: str) -> None:
     with pytest.raises(InputError) as refusal:
         read_settings([*REQUIRED, *flags])
     assert said in str(refusal.value)
@@ -92,7 +92,7 @@ def test_flags_that_do_not_fit_together_are_refused_by_name(flags: list[str], sa
         (["--file-mode", "0600"], "--file-mode: expected file-mode in table [tap] of a --config file"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_flag(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_value_is_refused_by_flag(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_settings([*REQUIRED, *flags])
     assert said in capsys.readouterr().err
@@ -103,7 +103,7 @@ def test_no_upstream_at_all_is_refused() -> None:
         read_settings(WITHOUT_UPSTREAM)
 
 
-def test_a_trace_that_is_there_is_neither_replaced_nor_continued_unasked() -> None:
+def test_existing_trace_is_neither_replaced_nor_continued() -> None:
     Path("t.jsonl").write_text("{}\n")
     with pytest.raises(InputError, match="--resume or --overwrite"):
         read_settings(REQUIRED)
@@ -117,5 +117,5 @@ def test_an_upstream_alone_is_enough(tmp_path: Path) -> None:
     assert settings.tokenizer == "auto"
     (tmp_path / "tap.jsonl.zst").touch()
     assert read_settings(["--upstream", "http://a:1"]).trace == "tap-2.jsonl.zst"
-    with pytest.raises(InputError, match="--resume: without --output; expected the trace to go on with"):
+    with pytest.raises(InputError, match="--resume: needs --output; expected the trace to continue"):
         read_settings(["--upstream", "http://a:1", "--resume"])

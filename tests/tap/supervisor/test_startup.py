@@ -63,11 +63,11 @@ def probed(
         (VLLM, {"prompt": [7]}, "engine", ""),
         (LLAMA_CPP, {"content": [7]}, "engine", ""),
         # llama.cpp answers vLLM's question with no tokens, as do servers that know neither.
-        (VLLM, {"content": [7]}, "ids", " (the engine's /tokenize finds no tokens in a text)"),
+        (VLLM, {"content": [7]}, "ids", " (the engine's /tokenize returns no tokens for a text)"),
         (LLAMA_CPP, LOADING, "engine", " (still loading)"),
     ],
 )
-def test_the_engines_tokenizer_is_taken_if_it_answers_rightly(
+def test_auto_tokenizer_is_engine_if_tokenize_works(
     lab: Any, facts: EngineFacts, tokens: dict[str, list[int]] | None, tokenizer: str, reason: str
 ) -> None:
     found, _ = probed(lab, facts, tokens)
@@ -76,7 +76,7 @@ def test_the_engines_tokenizer_is_taken_if_it_answers_rightly(
     assert any(note.startswith("--tokenizer ids: ") for note in found.notes) == (tokenizer == "ids")
 
 
-def test_a_tokenizer_that_was_named_is_not_asked(lab: Any) -> None:
+def test_named_tokenizer_is_not_probed(lab: Any) -> None:
     found, asked = probed(lab, VLLM, None, tokenizer="ids")
     assert (found.settings.tokenizer, asked) == ("ids", ["GET /v1/models", "GET /reset_prefix_cache"])
     assert not any(note.startswith("--tokenizer") for note in found.notes)

@@ -52,9 +52,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstreams, "RETRY_S", 0.01)
 
 
-def test_clients_get_503_and_probes_the_reason_until_the_upstream_is_there(
-    lab: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_503_and_readiness_reason_until_an_upstream_is_reachable(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
         port = free_port()
         async with waiting(lab, port) as (task, clients):

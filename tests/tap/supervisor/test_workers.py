@@ -51,7 +51,7 @@ def test_workers_share_a_port_and_write_one_trace(lab: Any) -> None:
     assert max(record.concurrency for record in lab.records) > 1, "counted over all workers"
 
 
-def test_a_worker_holds_nothing_that_only_others_need(lab: Any) -> None:
+def test_workers_do_not_import_tokenizers_or_pages(lab: Any) -> None:
     code = "import sys, tap.proxy.worker; print(*{name.partition('.')[0] for name in sys.modules})"
     loaded = subprocess.run(
         [sys.executable, "-c", code], env=lab.environment(), capture_output=True, text=True, check=True
@@ -60,7 +60,7 @@ def test_a_worker_holds_nothing_that_only_others_need(lab: Any) -> None:
     assert not ONLY_OTHERS_NEED & set(loaded.stdout.split())
 
 
-def test_a_killed_worker_is_replaced_and_what_it_had_begun_is_counted(lab: Any) -> None:
+def test_crashed_worker_is_restarted_and_its_requests_counted(lab: Any) -> None:
     begun = asyncio.Event()
 
     async def script(request: Any) -> None:
@@ -95,7 +95,7 @@ def test_a_killed_worker_is_replaced_and_what_it_had_begun_is_counted(lab: Any) 
     assert 1 <= lost["worker_died"] <= 6, "the one in flight, and what had not left for the recorder yet"
 
 
-def test_a_killed_recorder_goes_on_with_the_same_trace(lab: Any) -> None:
+def test_crashed_recorder_continues_the_trace(lab: Any) -> None:
     async def scenario() -> None:
         async with upstream_of(lab) as port, lab.command(port, "--workers", "2") as tap:
 
@@ -121,7 +121,7 @@ def test_a_killed_recorder_goes_on_with_the_same_trace(lab: Any) -> None:
     assert len(lab.records) == 25 - sum(lost.values())
 
 
-def test_a_second_signal_cuts_what_the_first_let_go_on(lab: Any) -> None:
+def test_second_signal_aborts_the_drain(lab: Any) -> None:
     begun = asyncio.Event()
 
     async def stuck(request: Any) -> None:
@@ -143,7 +143,7 @@ def test_a_second_signal_cuts_what_the_first_let_go_on(lab: Any) -> None:
             await tap.end()
             assert not (await in_flight).endswith(b"0\r\n\r\n")
             assert tap.code == 0
-            assert "1 responses were cut" in tap.errors
+            assert "1 responses were aborted" in tap.errors
 
     asyncio.run(scenario())
     [record] = lab.records
@@ -151,7 +151,7 @@ def test_a_second_signal_cuts_what_the_first_let_go_on(lab: Any) -> None:
     assert dropped(lab) == {}
 
 
-def test_what_had_come_before_the_signal_is_served(lab: Any) -> None:
+def test_pending_connections_are_served_before_the_drain(lab: Any) -> None:
     """A worker that was busy for a while finds requests and the word to drain at once: requests go first."""
 
     async def scenario() -> None:
@@ -194,7 +194,7 @@ def refuses(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_what_a_killed_supervisor_leaves_ends_by_itself_with_everything_written(lab: Any) -> None:
+def test_children_of_a_killed_supervisor_finish_recording(lab: Any) -> None:
     begun, finish = asyncio.Event(), asyncio.Event()
 
     async def slow(request: Any) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from tap.ipc.messages import ExchangeCopy, UpstreamEntry
-from tap.proxy.capture_buffer import CaptureBuffer, CopyBudget
+from tap.ipc.messages import CapturedExchange, UpstreamEntry
+from tap.proxy.capture_buffer import CaptureBudget, CaptureBuffer
 from tap.proxy.relay import Relays
 from tap.proxy.upstreams import Upstreams
 from tracefile.records.schema import Status
@@ -132,7 +132,7 @@ class Answer:
 class KeptCopies:
     """Stands where the recorder does, and keeps what it would get."""
 
-    exchanges: list[ExchangeCopy] = field(default_factory=list)
+    exchanges: list[CapturedExchange] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
 
     unrecorded: int = 0
@@ -162,7 +162,7 @@ class TrapTap:
     port: int
     server: Server
     copies: KeptCopies
-    budget: CopyBudget
+    budget: CaptureBudget
     peers: list[Peer]
     """The upstream's connections so far, open or not."""
     clients: list[Peer] = field(default_factory=list)
@@ -261,7 +261,11 @@ class Rig:
         upstream = RawUpstream(conversation)
         async with upstream.serving(send_buffer) as its_port:
             origin = Origin("http", "127.0.0.1", upstream_port or its_port, base_path)
-            copies, budget, upstreams = KeptCopies(), CopyBudget(queue_bytes), Upstreams([UpstreamEntry(str(origin))])
+            copies, budget, upstreams = (
+                KeptCopies(),
+                CaptureBudget(queue_bytes),
+                Upstreams([UpstreamEntry(str(origin))]),
+            )
             relays = Relays(upstreams, copies, budget, 1 << 20)  # type: ignore[arg-type]
             server = Server(relays.new_relay, body_stall_s=body_stall_s)
             listener = listening(tap_send_buffer)
@@ -275,7 +279,7 @@ class Rig:
                 await server.drain(PATIENCE_S)
                 upstreams.close()
                 await settle()
-        assert budget.held_bytes == 0, "a copy was neither handed over nor released"
+        assert budget.used_bytes == 0, "a copy was neither handed over nor released"
         assert relays.in_flight == 0
 
 

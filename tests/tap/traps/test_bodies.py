@@ -41,7 +41,7 @@ def test_an_answer_without_a_body_leaves_both_connections_in_step(rig: Any, meth
     rig.run(scenario())
 
 
-def test_a_head_without_any_length_asked_for_by_head_ends_there(rig: Any) -> None:
+def test_head_request_without_length(rig: Any) -> None:
     """For a GET it would say: until the connection closes. The client's connection stays in step all the same."""
     answer = b"HTTP/1.1 200 OK\r\nX: y\r\n\r\n"
 
@@ -60,7 +60,7 @@ def test_a_head_without_any_length_asked_for_by_head_ends_there(rig: Any) -> Non
     rig.run(scenario())
 
 
-def test_posts_that_are_relayed_alone_are_counted(rig: Any) -> None:
+def test_unrecorded_posts_are_counted(rig: Any) -> None:
     async def upstream(peer: Any) -> None:
         while True:
             await peer.head()
@@ -74,12 +74,12 @@ def test_posts_that_are_relayed_alone_are_counted(rig: Any) -> None:
                 assert await client.exactly(len(NEXT)) == NEXT
             assert (tap.copies.unrecorded, len(tap.copies.exchanges)) == (2, 1)
         line = Account(unrecorded=2).line()
-        assert line.startswith("0 of 0 requests recorded (2 POSTs to other paths than /v1/… were relayed alone);")
+        assert line.startswith("0 of 0 requests recorded (2 POSTs to paths other than /v1/… were only relayed);")
 
     rig.run(scenario())
 
 
-def test_a_body_where_there_can_be_none_is_not_taken_for_the_next_answer(rig: Any) -> None:
+def test_unexpected_body_is_not_parsed_as_the_next_response(rig: Any) -> None:
     async def upstream(peer: Any) -> None:
         await peer.head()
         await peer.write(b"HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
@@ -176,7 +176,7 @@ def test_a_client_of_http_1_0(rig: Any, headers: bytes, answer: bytes, expected:
     rig.run(scenario())
 
 
-def test_a_client_of_http_1_0_that_stays_is_told_so_and_served_again(rig: Any) -> None:
+def test_http_1_0_client_with_keep_alive(rig: Any) -> None:
     async def upstream(peer: Any) -> None:
         while True:
             await peer.head()
@@ -193,7 +193,7 @@ def test_a_client_of_http_1_0_that_stays_is_told_so_and_served_again(rig: Any) -
     rig.run(scenario())
 
 
-def test_an_upstream_of_http_1_0_answers_until_it_closes(rig: Any) -> None:
+def test_http_1_0_upstream_responds_until_close(rig: Any) -> None:
     async def upstream(peer: Any) -> None:
         await peer.head()
         await peer.write(b"HTTP/1.0 200 OK\r\n\r\n", b"until ", b"the end")
@@ -208,7 +208,7 @@ def test_an_upstream_of_http_1_0_answers_until_it_closes(rig: Any) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 413, 422, 429, 500, 502, 503, 504, 529, 999])
-def test_an_error_of_the_upstreams_is_the_clients_error(rig: Any, status: int) -> None:
+def test_upstream_error_is_relayed(rig: Any, status: int) -> None:
     body = b'{"error": {"message": "no", "code": %d}}' % status
     answer = b"HTTP/1.1 %d Because\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
 

@@ -41,7 +41,7 @@ def test_during_a_stream(rig: Any, leave: Callable[[Any], None]) -> None:
 
 
 @pytest.mark.parametrize("leave", WAYS_TO_LEAVE)
-def test_before_the_response_has_begun(rig: Any, leave: Callable[[Any], None]) -> None:
+def test_before_the_response_starts(rig: Any, leave: Callable[[Any], None]) -> None:
     """During a long prefill nothing is written: only the client's close says that it left."""
     has_request = asyncio.Event()
 
@@ -65,7 +65,7 @@ def test_before_the_response_has_begun(rig: Any, leave: Callable[[Any], None]) -
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 99", b"Transfer-Encoding: chunked"])
 @pytest.mark.parametrize("leave", WAYS_TO_LEAVE)
-def test_in_the_middle_of_its_request(rig: Any, leave: Callable[[Any], None], framing: bytes) -> None:
+def test_during_the_request(rig: Any, leave: Callable[[Any], None], framing: bytes) -> None:
     part = b"5\r\nhello" if b"chunked" in framing else b"hello"
     has_part = asyncio.Event()
 
@@ -109,7 +109,7 @@ def test_while_it_does_not_read(rig: Any) -> None:
     rig.run(scenario())
 
 
-def test_while_the_upstream_does_not_read_its_upload(rig: Any) -> None:
+def test_while_the_upstream_does_not_read_the_upload(rig: Any) -> None:
     """The tap has stopped reading from that client, so it gets no event for the close."""
     full = asyncio.Event()
 

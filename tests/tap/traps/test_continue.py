@@ -9,7 +9,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n"
 
 
-def test_the_upstreams_go_ahead_reaches_the_client_before_it_sends(rig: Any) -> None:
+def test_100_continue_is_relayed_before_the_body(rig: Any) -> None:
     async def upstream(peer: Any) -> None:
         assert b"\r\nExpect: 100-continue\r\n" in await peer.head()
         await peer.write(CONTINUE)
@@ -28,7 +28,7 @@ def test_the_upstreams_go_ahead_reaches_the_client_before_it_sends(rig: Any) -> 
     rig.run(scenario())
 
 
-def test_a_final_answer_in_its_place_ends_the_exchange_and_the_connection(rig: Any) -> None:
+def test_final_response_instead_of_100_continue(rig: Any) -> None:
     """Whether the body still comes nobody knows; so nothing behind it is ever taken for a request."""
 
     async def upstream(peer: Any) -> None:
@@ -86,7 +86,7 @@ def test_after_the_go_ahead_a_malformed_body_is_still_a_refusal(rig: Any) -> Non
 
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-def test_any_number_of_early_answers_passes_to_whoever_knows_them(rig: Any, version: bytes) -> None:
+def test_informational_responses_are_relayed(rig: Any, version: bytes) -> None:
     early = b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\nlink: </b>\r\n\r\n" + CONTINUE
 
     async def upstream(peer: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 GET = b"GET / HTTP/1.1\r\nHost: t\r\n\r\n"
 
 
-def test_answers_in_progress_end_and_their_clients_are_told_to_go(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drain_finishes_responses_and_closes_connections(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wire.server.LINGER_S", 0.05)
     go_on = asyncio.Event()
 
@@ -41,7 +41,7 @@ def test_answers_in_progress_end_and_their_clients_are_told_to_go(rig: Any, monk
     rig.run(scenario())
 
 
-def test_nobody_is_accepted_any_more(rig: Any) -> None:
+def test_drain_accepts_no_connections(rig: Any) -> None:
     async def upstream(peer: Any) -> None: ...
 
     async def scenario() -> None:
@@ -56,7 +56,7 @@ def test_nobody_is_accepted_any_more(rig: Any) -> None:
     rig.run(scenario())
 
 
-def test_what_does_not_end_is_cut_and_never_looks_whole(rig: Any) -> None:
+def test_drain_timeout_aborts_responses(rig: Any) -> None:
     async def upstream(peer: Any) -> None:
         await peer.read_until(b"{}")
         await peer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")

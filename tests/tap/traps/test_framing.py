@@ -177,7 +177,7 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize(("header", "body"), ACCEPTED.values(), ids=ACCEPTED)
-def test_what_only_looks_odd_passes_byte_for_byte(rig: Any, header: bytes, body: bytes) -> None:
+def test_unusual_but_valid_requests_are_unchanged(rig: Any, header: bytes, body: bytes) -> None:
     async def upstream(peer: Any) -> None:
         head = await peer.head()
         name, _, value = header.partition(b":")

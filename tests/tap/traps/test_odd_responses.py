@@ -44,7 +44,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize(("said", "heard"), WHOLE.values(), ids=WHOLE)
-def test_a_response_whose_end_is_certain_is_whole(rig: Any, said: bytes, heard: bytes) -> None:
+def test_response_with_a_certain_end_is_complete(rig: Any, said: bytes, heard: bytes) -> None:
     async def upstream(peer: Any) -> None:
         await peer.read_until(b"{}")
         await peer.write(said)
@@ -93,7 +93,7 @@ def test_a_response_that_clients_read_differently_reaches_none(rig: Any, said: b
     rig.run(scenario())
 
 
-def test_a_head_that_never_ends_is_given_up(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_head_times_out(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many of its bytes come: the clock runs from its first."""
     monkeypatch.setattr("wire.client.connection.HEAD_WAIT_S", 0.1)
 

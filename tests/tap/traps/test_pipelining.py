@@ -29,7 +29,7 @@ async def one_at_a_time(peer: Any) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 7, 1 << 20], ids=["byte by byte", "by seven bytes", "at once"])
-def test_each_gets_its_own_answer_in_order_however_they_are_cut(rig: Any, step: int) -> None:
+def test_pipelined_responses_are_in_order(rig: Any, step: int) -> None:
     requests = b"".join(numbered_post(number, "length" if number % 2 else "chunked") for number in range(6))
     answers = b"".join(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhere is %d" % number for number in range(6))
 
@@ -43,7 +43,7 @@ def test_each_gets_its_own_answer_in_order_however_they_are_cut(rig: Any, step: 
     rig.run(scenario())
 
 
-def test_what_stands_behind_a_last_request_is_not_answered(rig: Any) -> None:
+def test_bytes_after_the_last_request_are_ignored(rig: Any) -> None:
     async def upstream(peer: Any) -> None:
         assert (await peer.head()).startswith(b"GET /last ")
         await peer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
@@ -59,7 +59,7 @@ def test_what_stands_behind_a_last_request_is_not_answered(rig: Any) -> None:
     rig.run(scenario())
 
 
-def test_a_malformed_request_behind_a_good_one_waits_for_its_turn_to_be_refused(rig: Any) -> None:
+def test_malformed_pipelined_request_is_refused_in_order(rig: Any) -> None:
     async def upstream(peer: Any) -> None:
         await peer.head()
         await peer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
@@ -78,7 +78,7 @@ def test_a_malformed_request_behind_a_good_one_waits_for_its_turn_to_be_refused(
     rig.run(scenario())
 
 
-def test_a_flood_of_them_is_not_taken_in(rig: Any) -> None:
+def test_pipelined_bytes_are_bounded(rig: Any) -> None:
     """While one is answered the others wait: a few in memory, the rest on the client's side."""
     one = b"GET /flood HTTP/1.1\r\nHost: t\r\n\r\n"
     many = one * 2000

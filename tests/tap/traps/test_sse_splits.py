@@ -58,7 +58,7 @@ async def settle() -> None:
 
 
 @pytest.mark.parametrize("plays", CASES.values(), ids=CASES)
-def test_cut_anywhere_it_is_the_same_stream_and_the_same_record(lab: Any, plays: list[list[bytes]]) -> None:
+def test_stream_and_record_do_not_depend_on_reads(lab: Any, plays: list[list[bytes]]) -> None:
     upcoming = iter(plays)
 
     async def script(request: Any) -> None:

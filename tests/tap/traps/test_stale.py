@@ -19,7 +19,7 @@ def answering(*behind: bytes) -> Any:
     return upstream
 
 
-def test_a_close_that_comes_together_with_the_next_request_is_seen_first(rig: Any) -> None:
+def test_upstream_close_is_detected_before_the_next_request(rig: Any) -> None:
     """Both are there when the loop wakes, the request before the close: only who looks sees that nobody is there."""
 
     async def scenario() -> None:
@@ -44,7 +44,7 @@ def test_a_close_that_comes_together_with_the_next_request_is_seen_first(rig: An
         pytest.param(b"\x00", id="a byte"),
     ],
 )
-def test_one_that_speaks_unasked_is_not_used_again(rig: Any, stray: bytes) -> None:
+def test_connection_with_unsolicited_bytes_is_not_reused(rig: Any, stray: bytes) -> None:
     """What it said would be read as the answer to the next request."""
 
     async def scenario() -> None:
@@ -66,7 +66,7 @@ STREAM = (
 
 
 @pytest.mark.parametrize(("server", "connections"), [(b"llama.cpp", 10), (b"uvicorn", 1)])
-def test_llamacpp_closes_after_a_stream_that_it_said_to_keep(rig: Any, server: bytes, connections: int) -> None:
+def test_llamacpp_connection_is_not_reused_after_a_stream(rig: Any, server: bytes, connections: int) -> None:
     """Its connection is not used again, seen closed or not: a request that crosses the close is lost."""
     answer = STREAM % server
 
@@ -120,7 +120,7 @@ def test_empty_lines_behind_an_answer_never_reach_the_client(rig: Any, answer: b
     rig.run(scenario())
 
 
-def test_the_upstreams_wish_to_close_is_kept_and_the_client_stays(rig: Any) -> None:
+def test_upstream_close_does_not_close_the_client(rig: Any) -> None:
     async def upstream(peer: Any) -> None:
         await peer.head()
         await peer.write(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))

@@ -126,7 +126,7 @@ class Group:
         """Hold ``hits`` for a request that begins with ``computed`` tokens."""
         skipped = self.skipped_tokens(computed) // self.size
         hits = hits[skipped:]
-        self.pool.hold(block for block in hits if block != NULL)
+        self.pool.touch(block for block in hits if block != NULL)
         table.blocks += [NULL] * skipped + hits
         table.num_cached = len(table.blocks)
         if hits and computed % self.size:
@@ -136,10 +136,10 @@ class Group:
     def grow(self, table: Table, end: int) -> None:
         """Take blocks for tokens up to ``end``; they are free."""
         if table.partial is not None:
-            self.copy_partial(table, self.pool.take(1)[0])
+            self.copy_partial(table, self.pool.allocate(1)[0])
         lacking = blocks_for(end, self.size) - len(table.blocks)
         if lacking > 0:
-            table.blocks += self.pool.take(lacking)
+            table.blocks += self.pool.allocate(lacking)
 
     def copy_partial(self, table: Table, copy: int) -> None:
         """Replace the shared block that the hit ends in by ``copy``; both stay held until the step is composed."""
@@ -148,7 +148,7 @@ class Group:
         table.partial = None
         table.blocks[place] = copy
         self.copies.append((source, copy))
-        self.pool.hold([copy])
+        self.pool.touch([copy])
 
     def free_skipped(self, table: Table, computed: int) -> None:
         """Free the blocks that attention needs no more; the null block takes their places."""
@@ -161,16 +161,16 @@ class Group:
         while first > 0 and table.blocks[first - 1] != NULL:
             first -= 1
         if first < end:
-            self.pool.release(table.blocks[first:end])
+            self.pool.free_blocks(table.blocks[first:end])
             table.blocks[first:end] = [NULL] * (end - first)
 
-    def publish(self, table: Table, progress: Progress, tokens: int) -> None:
+    def cache_blocks(self, table: Table, progress: Progress, tokens: int) -> None:
         """Cache what is worth it of the blocks that ``tokens`` fill."""
-        self.publish_full(table, progress, tokens)
+        self.cache_full_blocks(table, progress, tokens)
         if self.size != self.unit:
-            self._publish_tail(table, progress, tokens)
+            self._cache_partial_block(table, progress, tokens)
 
-    def publish_full(self, table: Table, progress: Progress, tokens: int) -> None:
+    def cache_full_blocks(self, table: Table, progress: Progress, tokens: int) -> None:
         done, full = table.num_cached or 0, tokens // self.size
         if done >= full:
             return
@@ -187,7 +187,7 @@ class Group:
         """Places worth caching of those from ``done`` to ``full``; None: all."""
         return None
 
-    def _publish_tail(self, table: Table, progress: Progress, tokens: int) -> None:
+    def _cache_partial_block(self, table: Table, progress: Progress, tokens: int) -> None:
         """Cache where the prompt ends inside a block, to the match unit."""
         limit = progress.prompt_tokens if self.drops_last else progress.prompt_tokens - 1
         end = limit // self.unit * self.unit
@@ -207,8 +207,8 @@ class Group:
         if not keys:
             self.tokens_of[block] = tokens
 
-    def release(self, table: Table) -> None:
-        self.pool.release([block for block in table.blocks if block != NULL])
+    def free(self, table: Table) -> None:
+        self.pool.free_blocks([block for block in table.blocks if block != NULL])
 
 
 class WindowGroup(Group):
@@ -250,8 +250,8 @@ class WindowGroup(Group):
     def skipped_tokens(self, computed: int) -> int:
         return max(0, computed - self.spec.span + 1)
 
-    def publish(self, table: Table, progress: Progress, tokens: int) -> None:
-        self.publish_full(table, progress, tokens)
+    def cache_blocks(self, table: Table, progress: Progress, tokens: int) -> None:
+        self.cache_full_blocks(table, progress, tokens)
 
     def wanted(self, done: int, full: int, progress: Progress) -> set[int] | None:
         """Places within a window before the ends that a later request can hit."""
@@ -287,8 +287,8 @@ class ChunkGroup(Group):
     def skipped_tokens(self, computed: int) -> int:
         return computed // self.spec.span * self.spec.span
 
-    def publish(self, table: Table, progress: Progress, tokens: int) -> None:
-        self.publish_full(table, progress, tokens)
+    def cache_blocks(self, table: Table, progress: Progress, tokens: int) -> None:
+        self.cache_full_blocks(table, progress, tokens)
 
 
 def reachable(progress: Progress, layout: KvLayout) -> list[int]:

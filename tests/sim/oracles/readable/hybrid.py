@@ -174,16 +174,16 @@ class HybridCache:
     def _grow(self, request: Request, held: list[Table], end: int) -> None:
         for group, table in zip(self.groups, held, strict=True):
             group.grow(table, end)
-        self.publish(request, min(end, request.num_tokens))
+        self.cache_blocks(request, min(end, request.num_tokens))
 
-    def publish(self, request: Request, tokens: int) -> None:
+    def cache_blocks(self, request: Request, tokens: int) -> None:
         """Cache what the known ``tokens`` of ``request`` fill."""
         if not self.pool.enable_prefix_caching:
             return
         held = self._held[request]
         progress = Progress(request.hashes, request.prompt_tokens, request.shared_tokens)
         for group, table in zip(self.groups, held, strict=True):
-            group.publish(table, progress, self._cacheable(group, tokens))
+            group.cache_blocks(table, progress, self._cacheable(group, tokens))
 
     def _cacheable(self, group: Group, tokens: int) -> int:
         """Return the leading tokens that a hit can reach."""
@@ -192,9 +192,9 @@ class HybridCache:
         whole = tokens if self.layout.partial_hits else tokens // self.layout.block_size * self.layout.block_size
         return min(tokens, whole + group.size) if group.drops_last and whole else whole
 
-    def release(self, request: Request) -> None:
+    def free(self, request: Request) -> None:
         for group, table in zip(self.groups, self._held.pop(request, ()), strict=False):
-            group.release(table)
+            group.free(table)
 
     def begin_step(self) -> None:
         for group in self.groups:
@@ -205,7 +205,7 @@ class HybridCache:
         """Let go of both ends of the copies that this step makes."""
         ends = [block for group in self.groups for pair in group.copies for block in pair]
         if ends:
-            self.pool.release(ends[::-1])
+            self.pool.free_blocks(ends[::-1])
             for group in self.groups:
                 group.copies.clear()
 
@@ -286,11 +286,11 @@ class HybridScheduler(Scheduler):
     def _extend(self, request: Request, end: int) -> bool:
         return self.cache.extend(request, end)
 
-    def _publish(self, request: Request, end: int) -> None:
-        self.cache.publish(request, end)
+    def _cache_blocks(self, request: Request, end: int) -> None:
+        self.cache.cache_blocks(request, end)
 
     def _give_back(self, request: Request) -> None:
-        self.cache.release(request)
+        self.cache.free(request)
         request.num_computed = request.placeholders = 0
 
 

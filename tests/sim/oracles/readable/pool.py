@@ -78,7 +78,7 @@ class BlockPool:
         references = self._references
         return sum(1 for block in blocks if references[block] == 0)
 
-    def hold(self, blocks: Iterable[int]) -> None:
+    def touch(self, blocks: Iterable[int]) -> None:
         """Hold hit ``blocks`` once more; idle ones leave the free queue."""
         references, following, previous = self._references, self._next_free, self._previous_free
         for block in blocks:
@@ -91,7 +91,7 @@ class BlockPool:
                 self.num_repeated += 1
             references[block] += 1
 
-    def take(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> list[int]:
         """Take ``count`` blocks from the queue's head, evicting what they cached. The caller has checked num_free."""
         if count > self.num_free:
             raise ValueError(f"cannot take {count} blocks: {self.num_free} are free")
@@ -138,7 +138,7 @@ class BlockPool:
         key = self._key[block]
         return [] if key is None else [key, *self._other_keys.get(block, ())]
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def free_blocks(self, blocks: Sequence[int]) -> None:
         """Release one request's ``blocks``, given root to leaf; blocks without another holder become free."""
         references, keys = self._references, self._key
         to_head: list[int] = []

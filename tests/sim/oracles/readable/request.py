@@ -38,7 +38,7 @@ class Request:
     """Tokens whose KV is in blocks, steps in flight included; 0 again after a preemption."""
     blocks: list[int] = field(default_factory=list)
     """Block ids held, in the order of the tokens they hold."""
-    room_tokens: int = 0
+    allocated_tokens: int = 0
     """Tokens that those blocks can hold."""
     num_hashed: int = 0
     """Number of leading blocks in the prefix cache under this request's keys."""

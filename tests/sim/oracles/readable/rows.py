@@ -9,6 +9,7 @@ from sim.latency.stepcost import (
     DECODES,
     DELIVERED_TOKENS,
     DEPTHS,
+    IDLE_MS,
     KV_TOKENS,
     NUM_STEP_TERMS,
     PREFILL_STEPS,
@@ -16,7 +17,6 @@ from sim.latency.stepcost import (
     RECEIVED,
     RECEIVED_TOKENS,
     REPEATED_KV_TOKENS,
-    REST_MS,
     RESTED_DEPTHS,
     RESTED_STEPS,
     SQUARES,
@@ -62,7 +62,7 @@ def count_decodes(row: Row, requests: int, kv_tokens: int, repeated_tokens: int)
 def count_rest(row: Row, rest_ms: float) -> None:
     """Count the engine's rest before the step in ``row``, whose chunks are counted; 0 and less: it follows another."""
     if rest_ms > 0.0:
-        lasted = 1.0 - exp(-rest_ms / REST_MS)
+        lasted = 1.0 - exp(-rest_ms / IDLE_MS)
         row[RESTED_STEPS] = lasted
         row[RESTED_DEPTHS] = lasted * row[DEPTHS]
 

@@ -98,7 +98,7 @@ class Scheduler:
         step.repeated_tokens = self.pool.num_repeated * self.config.block_size
         return step
 
-    def schedule_at_rest(self) -> Step:
+    def schedule_when_idle(self) -> Step:
         """Compose a step while none runs: again at once as long as every share of one went to make room for others, for
         there is nothing to wait for. ``preempted`` has the requests of all these attempts."""
         preempted: list[Request] = []
@@ -122,7 +122,7 @@ class Scheduler:
                 request.num_tokens += 1
                 if not stale:
                     request.placeholders -= 1
-                    self._publish(request, request.num_computed - request.placeholders)
+                    self._cache_blocks(request, request.num_computed - request.placeholders)
                 if request.num_tokens == request.prompt_tokens + request.output_tokens:
                     self._retire(request)
                     finished.append(request)
@@ -147,7 +147,7 @@ class Scheduler:
         while position < len(running) and budget > 0:
             request = running[position]
             position += 1
-            tokens = self.lacking(request)
+            tokens = self.num_new_tokens(request)
             if tokens == 0:
                 continue
             if tokens > 1:
@@ -155,8 +155,8 @@ class Scheduler:
                 if self._clips and not (tokens := self.clip(request, request.num_computed, tokens)):
                     continue
             end = request.num_computed + tokens
-            within_block = end <= request.room_tokens and end < request.next_full
-            if not within_block and not self._make_room(request, end, step):
+            within_block = end <= request.allocated_tokens and end < request.next_full
+            if not within_block and not self._allocate_or_preempt(request, end, step):
                 break
             self._launch(request, tokens, step)
             budget -= tokens
@@ -190,14 +190,14 @@ class Scheduler:
         """Return as many of ``tokens`` from ``start`` as one chunk may have."""
         return tokens
 
-    def lacking(self, request: Request) -> int:
+    def num_new_tokens(self, request: Request) -> int:
         """Tokens known or about to be sampled, and not computed; 0 where the last token is already on its way."""
         placeholders, computed = request.placeholders, request.num_computed
         if placeholders and computed + 2 - placeholders >= request.prompt_tokens + request.max_tokens:
             return 0
         return request.num_tokens + placeholders - computed
 
-    def _make_room(self, request: Request, end: int, step: Step) -> bool:
+    def _allocate_or_preempt(self, request: Request, end: int, step: Step) -> bool:
         """Rule 13: preempt the last of those running until tokens up to ``end`` have blocks; False if that took the
         request itself."""
         while not self._extend(request, end):
@@ -219,9 +219,9 @@ class Scheduler:
         blocks = blocks_for(request.num_tokens, self.config.block_size)
         if blocks_needed(blocks, len(hits), self.pool.count_idle(hits)) > self.pool.num_free:
             return False
-        self.pool.hold(hits)
+        self.pool.touch(hits)
         request.blocks = hits
-        request.num_computed = request.room_tokens = hit_tokens
+        request.num_computed = request.allocated_tokens = hit_tokens
         self._count_hashed(request, len(hits))
         extended = self._extend(request, hit_tokens + tokens)
         assert extended, "a prompt that fits found no block"
@@ -240,12 +240,12 @@ class Scheduler:
         if lacking > 0:
             if lacking > self.pool.num_free:
                 return False
-            request.blocks += self.pool.take(lacking)
-            request.room_tokens += lacking * self.config.block_size
-        self._publish(request, min(end, request.num_tokens))
+            request.blocks += self.pool.allocate(lacking)
+            request.allocated_tokens += lacking * self.config.block_size
+        self._cache_blocks(request, min(end, request.num_tokens))
         return True
 
-    def _publish(self, request: Request, end: int) -> None:
+    def _cache_blocks(self, request: Request, end: int) -> None:
         """Rule 10: blocks full of known tokens can be hit from here on, within the same step too."""
         if end >= request.next_full:
             full, hashed = end // self.config.block_size, request.num_hashed
@@ -279,9 +279,9 @@ class Scheduler:
         request.state = "finished"
 
     def _give_back(self, request: Request) -> None:
-        self.pool.release(request.blocks)
+        self.pool.free_blocks(request.blocks)
         request.blocks = []
-        request.room_tokens = request.num_computed = request.placeholders = 0
+        request.allocated_tokens = request.num_computed = request.placeholders = 0
         self._count_hashed(request, 0)
 
     def _drop_finished(self, finished: list[Request]) -> None:

@@ -67,7 +67,7 @@ class StateGroup(Group):
         if before:
             table.last_state = before - 1
         blocks += [NULL] * (required - 1 - inside - before)
-        taken = self.pool.take(max(required - len(blocks), 0) + (table.partial is not None))
+        taken = self.pool.allocate(max(required - len(blocks), 0) + (table.partial is not None))
         if table.partial is not None:
             copy = taken.pop(0)
             if table.allocated:
@@ -86,7 +86,7 @@ class StateGroup(Group):
             self.pool.insert_also(copy, key)
         self.tokens_of[copy] = self.tokens_of[source]
         self.copies.append((source, copy))
-        self.pool.hold([source])
+        self.pool.touch([source])
         if (key_now := self.pool.key_of(copy)) is not None:
             self.cached_now.add(key_now)
 
@@ -94,23 +94,23 @@ class StateGroup(Group):
         super().free_skipped(table, computed)
         last = table.last_state
         if last is not None and last < blocks_for(computed, self.size) - 1 and table.blocks[last] != NULL:
-            self.pool.release([table.blocks[last]])
+            self.pool.free_blocks([table.blocks[last]])
             table.blocks[last] = NULL
 
     def free_range(self, table: Table, end: int) -> None:
         if table.retired >= end:
             return
         places = [place for place in range(table.retired, end) if table.blocks[place] != NULL]
-        self.pool.release([table.blocks[place] for place in places])
+        self.pool.free_blocks([table.blocks[place] for place in places])
         for place in places:
             table.blocks[place] = NULL
         table.retired = end
 
-    def publish(self, table: Table, progress: Progress, tokens: int) -> None:
+    def cache_blocks(self, table: Table, progress: Progress, tokens: int) -> None:
         before = table.num_cached or 0
-        self.publish_full(table, progress, tokens)
+        self.cache_full_blocks(table, progress, tokens)
         full = table.num_cached or 0
-        self._publish_state(table, progress, tokens)
+        self._cache_state(table, progress, tokens)
         for block in table.blocks[before:full]:
             if block != NULL and (key := self.pool.key_of(block)) is not None:
                 self.cached_now.add(key)
@@ -125,7 +125,7 @@ class StateGroup(Group):
         ends = (end // self.alignment * self.alignment // self.size - 1 for end in reachable(progress, self.layout))
         return found | {place for place in ends if done <= place < full}
 
-    def _publish_state(self, table: Table, progress: Progress, tokens: int) -> None:
+    def _cache_state(self, table: Table, progress: Progress, tokens: int) -> None:
         """Cache the state that was stored inside the step, or at its end if the prompt's last one is there."""
         drops_last = bool(self.layout.dropping)
         if table.checkpoint is not None:
