@@ -113,11 +113,11 @@ def test_a_url_alone_is_enough(
     engine.running, engine.waiting, engine.has_reset, engine.reports_cached = 2, 1, False, False
     assert main(["--url", engine.url, "--number", "4"]) == 0
     out, err = capsys.readouterr()
-    started, busy, *others = err.splitlines()
+    started, busy, *warnings = err.splitlines()
     assert started.startswith(f"loadgen: {engine.url} · model scripted · vllm 9.9 ")
     assert "not idle: 2 requests running, 1 waiting" in busy
     # The first responses tell what no call before them could.
-    assert others == [
+    assert warnings == [
         "warning: the engine reports no cached tokens: hits stay unknown; start vllm with "
         "--enable-prompt-tokens-details"
     ]

@@ -25,7 +25,7 @@ def ran(folder: Path, pace: Pace, flags: list[str]) -> tuple[Meta, list[Record],
         truth = server.log()
     meta, records = load_trace(trace)
     key = load_key()
-    served = {RequestId(keyed_id(key, "request", one.request_id)): one for one in truth.served}
+    served = {RequestId(keyed_id(key, "request", entry.request_id)): entry for entry in truth.served}
     assert len(served) == len(truth.served)
     return meta, records, served
 

@@ -40,10 +40,10 @@ FAILING: dict[str, InputError | None] = {}
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LoadConfig]]:
     """Loads that a sweep sends, in order, each recorded at once as two requests of 5 ms."""
-    found: list[LoadConfig] = []
+    configs: list[LoadConfig] = []
 
-    def send(config: LoadConfig, place: object) -> RunResult:
-        found.append(config)
+    def send(config: LoadConfig, position: object) -> RunResult:
+        configs.append(config)
         name = config.trace.name.partition(".")[0]
         if (error := FAILING.get(name)) is not None:
             raise error
@@ -67,7 +67,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LoadConfig]]:
         return end_run(outcome, config, pattern="", facts=facts, notes=["seen once"])
 
     monkeypatch.setattr("loadgen.sweeping.send_load", send)
-    yield found
+    yield configs
     FAILING.clear()
 
 
@@ -156,22 +156,22 @@ def test_a_and_b_get_the_same_load_each_on_an_empty_cache(
         assert cached == {(1, False), (2, True)}
         assert meta.workload is not None
         assert (meta.workload.extra["sweep"]["warm_up_requests"], meta.workload.extra["sweep"]["cache"]) == (1, "reset")
-    (one, first), (two, second) = loads[:2]
-    assert one.workload is not None
-    assert two.workload is not None
-    assert one.workload.digest == two.workload.digest
+    (meta, first), (other_meta, second) = loads[:2]
+    assert meta.workload is not None
+    assert other_meta.workload is not None
+    assert meta.workload.digest == other_meta.workload.digest
     assert {record.request_id for record in first} == {record.request_id for record in second}
     assert "loadgen sweep: run 3 of 4, B-p2-r1\n  4 of 4 requests in " in printed.err
     assert printed.out.splitlines()[0] == "4 of 4 runs done; compare them with:"
     shown = json_of(report, ["show", str(folder)])
-    assert [point["name"] for point in shown["points"]] == [f"{one} at concurrency {n}" for one in "AB" for n in (1, 2)]
+    assert [point["name"] for point in shown["points"]] == [f"{tag} at concurrency {n}" for tag in "AB" for n in (1, 2)]
 
 
 def test_different_tokens_without_cache_reset(engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine.has_reset = False
     assert main(sweep(tmp_path / "s", "--parallel", "1,2", "--url", engine.url)) == 0
-    said = capsys.readouterr()
-    assert "note: s: no reset of the prefix cache: every run sends different tokens" in said.err
+    captured = capsys.readouterr()
+    assert "note: s: no reset of the prefix cache: every run sends different tokens" in captured.err
     prompts = [tuple(body["prompt"]) for body in engine.seen]
     assert len(prompts) == len(set(prompts)) == 4
     assert {len(prompt) for prompt in prompts} == {40}
@@ -191,9 +191,9 @@ def test_failed_run_is_recorded_and_the_sweep_continues(
     runs = read_sweep(tmp_path / "s")
     assert names(runs) == [("A-p1-r1", "done"), ("B-p1-r1", "failed"), ("B-p2-r1", "failed"), ("A-p2-r1", "done")]
     assert [run.reason for run in runs[1:3]] == ["no request completed (2 http_503)", "--url: connection refused"]
-    said = capsys.readouterr()
-    assert "  FAILED: no request completed (2 http_503)" in said.err
-    assert "B-p1-r1: FAILED: no request completed (2 http_503)" in said.out
+    captured = capsys.readouterr()
+    assert "  FAILED: no request completed (2 http_503)" in captured.err
+    assert "B-p1-r1: FAILED: no request completed (2 http_503)" in captured.out
     FAILING.clear()
     sent.clear()
     assert main(flags) == 0  # the engine works again: failed runs are made again, and only those
@@ -231,12 +231,12 @@ def test_interrupted_sweep_continues_with_missing_runs(engine: Any, tmp_path: Pa
     first, second = read_sweep(folder)
     assert (first.status, second.status, second.reason) == ("done", "cut", "started, not ended")
     running.send_signal(ended_by)
-    _, said = running.communicate(timeout=20)
+    _, err = running.communicate(timeout=20)
     engine.first_token_s = 0.0
     if ended_by == signal.SIGINT:
         assert running.returncode == 130
         assert read_sweep(folder)[1].reason == "SIGINT"
-        assert said.splitlines()[-1] == f"loadgen sweep: interrupted; continue with: {shlex.join(['loadgen', *flags])}"
+        assert err.splitlines()[-1] == f"loadgen sweep: interrupted; continue with: {shlex.join(['loadgen', *flags])}"
     sent = len(engine.seen)
     assert main(flags) == 0
     assert len(engine.seen) == sent + 2

@@ -47,13 +47,13 @@ def session(tmp_path: Path, traces: ModuleType) -> Path:
         traces.request(
             name,
             parent_id=parent,
-            arrival_ms=10.0 * place,
+            arrival_ms=10.0 * index,
             prompt_tokens=prompt,
             output_tokens=output,
             block_hashes=blocks,
             output_block_hashes=generated,
         )
-        for place, (parent, (name, prompt, output, blocks, generated)) in enumerate(zip(parents, turns, strict=True))
+        for index, (parent, (name, prompt, output, blocks, generated)) in enumerate(zip(parents, turns, strict=True))
     ]
     return Path(traces.written(tmp_path / "session.jsonl", records, BLOCK))
 
@@ -135,8 +135,8 @@ def test_adapters_are_named_as_each_engine_knows_them(
         traces.opened(source, dialect=name, loras={"law": adapter, "bare": ""}).plan(), runner.posted(engine.url)
     )
     assert engine.refusals == []
-    told = [{key: body[key] for key in ("model", "lora", "lora_request") if key in body} for body in engine.seen]
-    assert told == [fields, {"model": "m"}, {"model": "m"}]
+    models = [{key: body[key] for key in ("model", "lora", "lora_request") if key in body} for body in engine.seen]
+    assert models == [fields, {"model": "m"}, {"model": "m"}]
     assert [record.lora for record in played.records] == ["law", "bare", None]
 
 
@@ -190,6 +190,6 @@ def test_engine_is_detected_by_its_responses(answers: dict[str, str], expected: 
         def text(self, path: str) -> str:
             return answers.get(path, "")
 
-    found = find_dialect(Control(), "auto")
-    assert (found.certain, found.evidence) == (expected is not None, evidence)
-    assert expected is None or found.dialect is expected
+    recognition = find_dialect(Control(), "auto")
+    assert (recognition.certain, recognition.evidence) == (expected is not None, evidence)
+    assert expected is None or recognition.dialect is expected

@@ -59,7 +59,7 @@ def json_of(tokens: list[int]) -> bytes:
     """Right-aligned in five places, in six from the first id on that needs them, not aligned at all beyond."""
     if max(tokens) >= 1_000_000:
         return ("[" + ",".join(map(str, tokens)) + "]").encode()
-    shorts = next((place for place, token in enumerate(tokens) if token >= 100_000), len(tokens))
+    shorts = next((index for index, token in enumerate(tokens) if token >= 100_000), len(tokens))
     return ("[" + ",".join(f"{token:{5 if at < shorts else 6}d}" for at, token in enumerate(tokens)) + "]").encode()
 
 
@@ -117,5 +117,5 @@ def test_ids_of_any_size_are_json(ids: list[int]) -> None:
 @given(st.lists(st.sampled_from([0, 99_999, 100_000, 999_999]), min_size=1), st.integers(0, 999_999))
 def test_prompts_that_share_ids_share_their_bytes(ids: list[int], further: int) -> None:
     """Routers know a prompt by its bytes: a long id of a later turn must not move those before it."""
-    short, longer = (encode_ids(np.array(some, dtype=np.uint32)) for some in (ids, [*ids, further]))
+    short, longer = (encode_ids(np.array(ids_list, dtype=np.uint32)) for ids_list in (ids, [*ids, further]))
     assert longer.startswith(short[:-1] + b",")

@@ -142,12 +142,12 @@ def test_shards_add_up(
     source = tmp_path / "forest.jsonl"
     source.unlink(missing_ok=True)
     traces.written(source, records)
-    whole = traces.opened(source, replay_sessions=sessions)
+    unsharded = traces.opened(source, replay_sessions=sessions)
     parts = [traces.opened(source, Shard(index, shards), replay_sessions=sessions) for index in range(shards)]
-    assert add_shares([part.digest_share() for part in parts]) == add_shares([whole.digest_share()])
-    assert sum(part.planned() for part in parts) == whole.planned()
+    assert add_shares([part.digest_share() for part in parts]) == add_shares([unsharded.digest_share()])
+    assert sum(part.planned() for part in parts) == unsharded.planned()
     # Real answers included: the generated ids are the request's own, so every process must see the same ones.
-    at_once = runner.play(whole.plan(), generated=ids_of)
+    at_once = runner.play(unsharded.plan(), generated=ids_of)
     one_by_one = [runner.play(part.plan(), generated=ids_of) for part in parts]
     bodies = {request.request_id: request.body for played in one_by_one for request in played.sent}
     assert bodies == {request.request_id: request.body for request in at_once.sent}
@@ -156,7 +156,7 @@ def test_shards_add_up(
 
 
 def ids_of(request: Any) -> list[int]:
-    return [2000 + int(request.request_id[1:]) * 100 + place for place in range(request.max_tokens)]
+    return [2000 + int(request.request_id[1:]) * 100 + position for position in range(request.max_tokens)]
 
 
 def test_digest_differs_between_loads(family: Path, traces: ModuleType) -> None:

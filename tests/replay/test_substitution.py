@@ -152,7 +152,7 @@ def replay_hits(load: Load, replay: Replay) -> tuple[list[int], list[Record]]:
             hits.append(cache.look_up(prompts[index]))
             cache.fill(prompts[index])
         else:
-            generated = [2_000_000 + index * 1000 + place for place in range(load.asked[index].output)]
+            generated = [2_000_000 + index * 1000 + position for position in range(load.asked[index].output)]
             cache.fill((*prompts[index], *generated[:-1]))
             record = Record(request_id=RequestId(f"r{index}"), arrival_ms=index * 10.0, cached_tokens=hits[index])
             answer = Response(record, at_ms, generated, None, "")

@@ -38,5 +38,5 @@ def config(source: Path, **flags: Any) -> ReplayConfig:
 
 def opened(source: Path, shard: Shard = UNSHARDED, dialect: DialectName = "vllm", **flags: Any) -> OpenReplay:
     """A trace's replay, ready to be sent."""
-    found = config(source, **flags)
-    return ReplayJob(found, survey_trace(source, found.selection), "m", dialect).open(shard)
+    settings = config(source, **flags)
+    return ReplayJob(settings, survey_trace(source, settings.selection), "m", dialect).open(shard)

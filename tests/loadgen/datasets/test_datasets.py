@@ -35,7 +35,7 @@ def read(name: str, path: Path) -> list[DatasetSession]:
     return list(DATASETS[name].read(path, estimated_tokens))
 
 
-def said(session: DatasetSession) -> list[list[tuple[str, str]]]:
+def messages_of(session: DatasetSession) -> list[list[tuple[str, str]]]:
     return [[(quoted.role, quoted.text) for quoted in turn.quoted] for turn in session]
 
 
@@ -48,7 +48,7 @@ def test_messages_turn_at_every_answer(tmp_path: Path) -> None:
         {"custom_id": "1", "body": {"model": "m", "messages": CHAT}},
     ):
         (session,) = read("messages", write(tmp_path / "t", row))
-        assert said(session) == [
+        assert messages_of(session) == [
             [("system", "be brief"), ("user", "one")],
             [("user", "two")],
             [("user", "found")],  # the model's real answer made no call that a tool's message could belong to
@@ -68,7 +68,7 @@ def test_sharegpt_as_an_array(tmp_path: Path) -> None:
         json.dumps([{"id": "a", "conversations": conversation}, {"id": "b", "conversations": []}])
     )
     first, second = read("sharegpt", tmp_path / "t")
-    assert said(first) == [[("user", "hi")], [("user", "more")]]
+    assert messages_of(first) == [[("user", "hi")], [("user", "more")]]
     assert [turn.output_tokens for turn in first] == [2, None]
     assert second == []
 

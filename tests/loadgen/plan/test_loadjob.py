@@ -60,8 +60,8 @@ def test_prompts_of_all_shards_share_as_many_keys_as_tokens(group: int, shares: 
             queue += send.then(answer)
             records.append(send.describe(answer))
     keys = {record.request_id: np.array(record.block_hashes, np.uint64) for record in tokenwise(records, 16)}
-    shared = {(one, other): common_prefix(prompts[one], prompts[other]) for one in prompts for other in prompts}
-    assert {count for (one, other), count in shared.items() if one != other} >= shares
-    for (one, other), count in shared.items():
-        size = min(len(keys[one]), len(keys[other]))
-        assert np.flatnonzero(keys[one][:size] != keys[other][:size])[:1].tolist() == [count][: count < size]
+    shared = {(left, right): common_prefix(prompts[left], prompts[right]) for left in prompts for right in prompts}
+    assert {count for (left, right), count in shared.items() if left != right} >= shares
+    for (left, right), count in shared.items():
+        size = min(len(keys[left]), len(keys[right]))
+        assert np.flatnonzero(keys[left][:size] != keys[right][:size])[:1].tolist() == [count][: count < size]

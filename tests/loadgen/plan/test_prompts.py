@@ -110,14 +110,14 @@ def test_a_session_is_the_tokenizers_chat_to_the_token(tokenizer: WordTokenizer,
 
 def test_reported_token_ids_show_the_changed_output(tokenizer: WordTokenizer, target: TargetText) -> None:
     prompt, text_maker = opened(target)
-    told = [7, 8, 9]
+    reported = [7, 8, 9]
     text = "time year people way"
     second = after(prompt, answered(prompt.planned_tokens(), tokenizer.encode(text), text), SESSION.turns[1])
     assert isinstance(second, ChatPrompt)
     planned = ids_of(second).tolist()
     head = text_maker.ids(second.conversation, 2)
     assert head is not None
-    seen = [*planned[: len(head)], *told, *planned[len(head) + 4 :]]
+    seen = [*planned[: len(head)], *reported, *planned[len(head) + 4 :]]
     answer = Response(answered(len(seen), None).record, 0.0, tokenizer.encode(text), seen, text)
     hasher = BlockHasher(HashKey(b"k" * 32), block_size=4, model="m")
     chain = second.chain(hasher, answer)

@@ -85,8 +85,8 @@ def test_draws_stay_in_range_and_differ_by_seed() -> None:
     assert {turn.output_tokens for turn in turns} == {2, *range(8, 21)}
     pauses_ms = sorted(turn.think_ms for turn in turns if turn.think_ms)
     assert {bisect([20, 120, 300, 500, 1000, 2500, 5000], pause_ms) for pause_ms in pauses_ms} == {1, 2, 4, 6}
-    shared = [wave.sessions for wave in waves(config) if wave.stage == "shared"]
-    assert all(len({(one.turns[0].prompt_key, one.turns[0].prompt_tokens) for one in wave}) == 1 for wave in shared)
+    shared = [[session.turns[0] for session in wave.sessions] for wave in waves(config) if wave.stage == "shared"]
+    assert all(len({(turn.prompt_key, turn.prompt_tokens) for turn in wave}) == 1 for wave in shared)
     again = sum(len(wave) - 1 for wave in shared)
     assert len({turn.prompt_key for turn in turns}) == len(turns) - again  # nothing else is shared by sessions
     other = list(Workload(replace(config, seed=4)))
@@ -200,8 +200,8 @@ def test_dataset_is_sent_and_recorded_with_sessions(engine: Any, tmp_path: Path)
     # Four sizes, each extended; two, two that are extended, and two of one prompt, at once.
     assert len(records) == 4 * 2 + 2 + 2 * 2 + 2
     assert [record.turn for record in records].count(2) == 4 + 2
-    one, other = records[-2:]
-    assert one.block_hashes == other.block_hashes
+    session, other = records[-2:]
+    assert session.block_hashes == other.block_hashes
     by_id = {record.request_id: record for record in records}
     for record in records:
         if record.turn == 2:

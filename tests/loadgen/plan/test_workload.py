@@ -42,13 +42,13 @@ def test_another_nonce_changes_tokens_and_nothing_else(pattern: str) -> None:
     if pattern == "calibration":
         prompts = LengthDistribution(64, 10_000)
         config = LoadConfig(url="http://x", trace=Path("t"), pattern="calibration", parallel=4, prompt_tokens=prompts)
-    one, other = (list(Workload(replace(config, nonce=nonce))) for nonce in (None, "7"))
-    assert [(each.due_ms, each.prefix) for each in one] == [(each.due_ms, each.prefix) for each in other]
-    assert not {each.prefix_key for each in one} & {each.prefix_key for each in other}
-    turns, others = ([turn for each in sessions for turn in each.turns] for sessions in (one, other))
-    assert not {turn.prompt_key for turn in turns} & {turn.prompt_key for turn in others}
+    first, second = (list(Workload(replace(config, nonce=nonce))) for nonce in (None, "7"))
+    assert [(each.due_ms, each.prefix) for each in first] == [(each.due_ms, each.prefix) for each in second]
+    assert not {each.prefix_key for each in first} & {each.prefix_key for each in second}
+    turns, other_turns = ([turn for each in sessions for turn in each.turns] for sessions in (first, second))
+    assert not {turn.prompt_key for turn in turns} & {turn.prompt_key for turn in other_turns}
     without_key = [replace_struct(turn, prompt_key=0) for turn in turns]
-    assert without_key == [replace_struct(turn, prompt_key=0) for turn in others]
+    assert without_key == [replace_struct(turn, prompt_key=0) for turn in other_turns]
     assert load_name(config) == load_name(replace(config, nonce="7"))  # requests keep their ids
 
 
@@ -76,13 +76,13 @@ def test_another_load_has_another_digest(other: dict[str, object]) -> None:
 def test_shards_add_up_for_any_count(shards: int, number: int, closed: bool) -> None:
     config = replace(SESSIONS, number=number, turns=LengthDistribution(1, 2), rate=None if closed else 2.0, parallel=9)
     parts = [list(Workload(config, Shard(index, shards))) for index in range(shards)]
-    whole = list(Workload(config))
-    assert sorted((session for part in parts for session in part), key=lambda session: session.index) == whole
+    unsharded = list(Workload(config))
+    assert sorted((session for part in parts for session in part), key=lambda session: session.index) == unsharded
     for index, part in enumerate(parts):
         assert [session.index % shards for session in part] == [index] * len(part)
     assert digest(config, shards) == digest(config)
     planned = [Workload(config, Shard(index, shards)).survey().planned or 0 for index in range(shards)]
-    assert sum(planned) == sum(len(session.turns) for session in whole)
+    assert sum(planned) == sum(len(session.turns) for session in unsharded)
 
 
 def test_rate_series_ends_with_the_last_point_without_a_bound() -> None:

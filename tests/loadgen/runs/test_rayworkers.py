@@ -35,9 +35,9 @@ class SkewedClock:
     async def theirs(self) -> int:
         delay_ns = next(self.delays_ns)
         self.now_ns += delay_ns // 2
-        told_ns = self.now_ns + self.ahead_ns
+        reported_ns = self.now_ns + self.ahead_ns
         self.now_ns += delay_ns - delay_ns // 2
-        return told_ns
+        return reported_ns
 
 
 def test_clock_offset_from_the_fastest_exchange() -> None:

@@ -80,14 +80,14 @@ class Parent:
     trace: Path
     parallel: int | None = None
     timeout_s: float | None = None
-    said: list[FromWorker] = field(default_factory=list)
+    messages: list[FromWorker] = field(default_factory=list)
     inbox: asyncio.Queue[FromParent | None] = field(default_factory=asyncio.Queue)
     when_sent: Callable[["Parent"], None] | None = None
     """Called once the first progress tells of a request in flight."""
 
     def run(self, plan: Plan) -> FromWorker:
         asyncio.run(asyncio.wait_for(self.serve(plan), 30))
-        return self.said[-1]
+        return self.messages[-1]
 
     def records(self) -> list[Record]:
         return load_trace(self.trace)[1]
@@ -105,7 +105,7 @@ class Parent:
         await serve(self.inbox, self.hear)
 
     def hear(self, message: FromWorker) -> None:
-        self.said.append(message)
+        self.messages.append(message)
         if isinstance(message, Ready):
             unix_ns = time.time_ns()
             self.inbox.put_nowait(Go(time.perf_counter_ns(), unix_ns, Meta(source="client", epoch_unix_ns=unix_ns)))
@@ -144,8 +144,8 @@ def test_error_is_reported_without_content(engine: Any, tmp_path: Path, capfd: p
     failed = Parent(engine.url, tmp_path / "t.jsonl").run(lambda: iter([*sends("a"), Send(100.0, broken)]))
     assert isinstance(failed, Failed)
     assert re.fullmatch(r"ValueError at test_worker\.py:\d+", failed.text)
-    assert failed.text in (said := capfd.readouterr().err)
-    assert "base 10" not in said
+    assert failed.text in (messages := capfd.readouterr().err)
+    assert "base 10" not in messages
 
 
 def test_unreachable_url_is_an_input_error(tmp_path: Path) -> None:

@@ -38,26 +38,26 @@ def arguments(engine: Any, trace: Path, *flags: str) -> list[str]:
 
 def test_equal_run_with_any_number_of_workers(engine: Any, folder: Path) -> None:
     engine.answer = [2000, 2001, 2002]  # the same whoever asks first, so that later prompts are the same too
-    seen, said, ids = [], [], []
+    seen, summaries, ids = [], [], []
     for procs in (1, 2, 3):
         engine.seen.clear()
         trace = folder / f"{procs}.jsonl"
-        said.append(json_of(main, arguments(engine, trace, *SESSIONS, "--nonce", "n", "--procs", str(procs))))
+        summaries.append(json_of(main, arguments(engine, trace, *SESSIONS, "--nonce", "n", "--procs", str(procs))))
         seen.append(sorted(json.dumps(body) for body in engine.seen))
         meta, records = load_trace(trace)
         ids.append(sorted(record.request_id for record in records))
         assert meta.extra.get("workers", 1) == procs
         assert meta.workload is not None
-        assert meta.workload.digest == said[-1]["digest"]
+        assert meta.workload.digest == summaries[-1]["digest"]
         ends = [record.end_ms() or 0.0 for record in records]
         assert ends == sorted(ends)
-        assert len(said[-1]["processes"]) == procs
+        assert len(summaries[-1]["processes"]) == procs
     assert seen[0] == seen[1] == seen[2]
     assert ids[0] == ids[1] == ids[2]
     for key in ("digest", "sent", "statuses"):
-        assert said[0][key] == said[1][key] == said[2][key], key
+        assert summaries[0][key] == summaries[1][key] == summaries[2][key], key
     for name in ("input_tokens", "output_tokens"):
-        assert len({one["metrics"]["per_request"][name]["mean"] for one in said}) == 1
+        assert len({summary["metrics"]["per_request"][name]["mean"] for summary in summaries}) == 1
     assert sorted(os.listdir(folder)) == [f"{procs}.jsonl" for procs in (1, 2, 3)]
 
 

@@ -20,8 +20,8 @@ def run(url: str, folder: Path, *flags: str) -> dict[str, Any]:
     """A run's summary."""
     trace = folder / "t.jsonl"
     arguments = ["--url", url, "-o", str(trace), "--overwrite"]
-    found: dict[str, Any] = json_of(main, [*arguments, *SESSIONS, *flags])
-    return found
+    summary: dict[str, Any] = json_of(main, [*arguments, *SESSIONS, *flags])
+    return summary
 
 
 @pytest.mark.parametrize(("api", "hashed"), [("chat", "engine"), ("responses", "tokenizer"), ("messages", "tokenizer")])

@@ -50,11 +50,11 @@ def test_a_conversation_of_words_is_the_template_and_the_words(
     """Any messages in any lengths: their tokens after the chat template are known before anyone encodes them."""
     text_maker = TextMaker(target, tokenizer=tokenizer)
     roles = data.draw(st.lists(st.sampled_from(["user", "assistant"]), min_size=1, max_size=4))
-    said = [
+    messages = [
         SyntheticMessage(role, data.draw(st.integers(0, 2**64 - 1)), data.draw(st.integers(1, 40)))  # type: ignore[arg-type]
         for role in ["system", *roles, "user"]
     ]
-    conversation = [text_maker.sent_message(message) for message in said]
+    conversation = [text_maker.sent_message(message) for message in messages]
     planned = text_maker.ids(conversation)
     assert planned is not None
     assert planned.tolist() == tokenizer.encode_chat(chat_messages(conversation))
