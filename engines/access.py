@@ -21,7 +21,7 @@ REFUSED = frozenset({401, 403})
 
 BASIC = "--header-env Authorization=VARIABLE, in it `Basic` and the base64 of USER:PASSWORD"
 ANTHROPIC_VERSION: Header = (b"Anthropic-Version", b"2023-06-01")
-"""Anthropic's own API requires it; engines ignore it."""
+"""Header that Anthropic's API requires; engines ignore the header."""
 ANTHROPIC_HOST = "anthropic.com"
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

@@ -201,7 +201,7 @@ def _unified_framing(headers: list[Header], names: Sequence[bytes]) -> tuple[lis
     framing: Framing = "chunked"
     if CODING in names:
         if {value.strip(b" \t").lower() for value in header_values(headers, CODING)} != {b"chunked"}:
-            raise FramingError("a Transfer-Encoding other than chunked, which nobody asked for")
+            raise FramingError("a Transfer-Encoding other than chunked, not requested")
         header = (b"Transfer-Encoding", b"chunked")
     else:
         lengths = b",".join(header_values(headers, LENGTH)).split(b",")

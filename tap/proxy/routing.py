@@ -33,8 +33,7 @@ SESSION_HEADERS = (b"x-session-id", b"x-dynamo-session-id")
 def prefix_block_keys(reads: Sequence[bytes], max_bytes: int = PREFIX_BYTES) -> list[int]:
     """Return the chained key of each full prefix block of the prompt in the first ``max_bytes`` of a body.
 
-    A key depends on the model and on the whole prompt before it, like vLLM's block hashes. The last block may include
-    JSON members behind the prompt.
+    A key depends on the model and all previous blocks, as vLLM's block hashes; the last may include later members.
     """
     data = b"".join(_first_reads(reads, max_bytes))[:max_bytes]
     prompt = _PROMPT.search(data)

@@ -169,7 +169,7 @@ async def work(control: socket.socket) -> None:
 def _log_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Print a failed callback with its source line, but without its arguments, which may hold a prompt."""
     error = context.get("exception")
-    if error is None or isinstance(error, OSError):  # a client's handshake that failed, say
+    if error is None or isinstance(error, OSError):  # such as a client's failed TLS handshake
         return
     print(f"tap: a worker's callback failed ({failure_words(error)})", file=sys.stderr, flush=True)
 

@@ -29,12 +29,12 @@ def test_messages_api_headers_and_no_bearer_for_anthropic() -> None:
     key, version = (b"X-Api-Key", b"canary-2"), (b"Anthropic-Version", b"2023-06-01")
     assert access(api="messages").headers == ((b"Authorization", b"Bearer canary-2"), key, version)
     assert access(api="messages", url="https://api.anthropic.com/v1").headers == (key, version)
-    other = access("--header", "anthropic-version: 2099-01-01", api="messages", environ={}).headers
-    assert other == ((b"anthropic-version", b"2099-01-01"),)
+    second = access("--header", "anthropic-version: 2099-01-01", api="messages", environ={}).headers
+    assert second == ((b"anthropic-version", b"2099-01-01"),)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "printed"),
     [
         (["--api-key-env", "NONE"], r"--api-key-env: \$NONE is not set; expected the name of an environment"),
         (["--api-key-env", "canary"], "--api-key-env: this variable is not set; expected"),
@@ -43,8 +43,8 @@ def test_messages_api_headers_and_no_bearer_for_anthropic() -> None:
         (["--ca", "gone.pem"], "--ca gone.pem: No such file"),
     ],
 )
-def test_errors_name_the_flag_without_the_secret(flags: list[str], said: str) -> None:
-    with pytest.raises(InputError, match=said) as error:
+def test_errors_name_the_flag_without_the_secret(flags: list[str], printed: str) -> None:
+    with pytest.raises(InputError, match=printed) as error:
         access(*flags)
     assert "canary" not in str(error.value)
 

@@ -99,14 +99,14 @@ def test_endless_response_stops_at_the_deadline(
 def test_a_connection_serves_several_calls() -> None:
     connections = []
 
-    def whole(sock: socket.socket) -> Iterator[bytes]:
+    def complete(sock: socket.socket) -> Iterator[bytes]:
         connections.append(sock)
         while True:
             yield HEAD + b"Content-Length: 2\r\n\r\nok"
             if not sock.recv(1 << 16):
                 return
 
-    with engine(whole) as url, BlockingCalls(url, 5.0) as caller:
+    with engine(complete) as url, BlockingCalls(url, 5.0) as caller:
         assert [caller.get("/version").text for _ in range(3)] == ["ok"] * 3
     assert len(connections) == 1
 

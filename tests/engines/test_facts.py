@@ -1,4 +1,4 @@
-"""What the three texts tell of an engine, and that anything else tells nothing."""
+"""Engine facts of the three pages, and of invalid texts."""
 
 import pytest
 

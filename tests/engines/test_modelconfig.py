@@ -48,15 +48,15 @@ def test_kv_bytes_per_token_of_models(tmp_path: Path, config: Any, expected: int
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "reported"),
     [
         (LLAMA_8B | {"layer_types": ["full_attention", "linear_attention"]}, "layer_types: linear_attention; expected"),
         (LLAMA_8B | {"sliding_window": 4_096}, "sliding_window: 4096; expected full attention in all layers"),
         (LLAMA_8B | {"num_hidden_layers": "many"}, "num_hidden_layers: 'many'; expected a positive number"),
     ],
 )
-def test_models_without_full_attention_are_refused(tmp_path: Path, config: Any, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_models_without_full_attention_are_refused(tmp_path: Path, config: Any, reported: str) -> None:
+    with pytest.raises(InputError, match=reported):
         kv_bytes_per_token(write(tmp_path, config))
 
 
@@ -97,7 +97,7 @@ LLAMA_4_SCOUT = LLAMA_8B | {
     "layer_types": (["chunked_attention"] * 3 + ["full_attention"]) * 12,
 }
 BAMBA_9B = LLAMA_8B | {
-    "layers_block_type": ["attention" if place in (9, 18, 27) else "mamba" for place in range(32)],
+    "layers_block_type": ["attention" if index in (9, 18, 27) else "mamba" for index in range(32)],
     **{"mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_conv": 4},
 }
 

@@ -1,4 +1,4 @@
-"""An engine before a run: what each says of itself, and what the user reads of it."""
+"""Inspection of an engine before a run, and its start line and notes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ class Answers:
 
     def __init__(self, answers: Mapping[str, tuple[int, str]]) -> None:
         self.answers = answers
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def text(self, path: str) -> str:
         status, text = self._answer("GET", path)
@@ -36,11 +36,11 @@ class Answers:
         return Response(status, text.encode())
 
     def _answer(self, method: str, path: str) -> tuple[int, str]:
-        self.asked.append(f"{method} {path}")
+        self.requested.append(f"{method} {path}")
         return self.answers.get(f"{method} {path}", (404, ""))
 
 
-def asked(control: Any, dialect: Dialect, facts: EngineFacts) -> Target:
+def requested(control: Any, dialect: Dialect, facts: EngineFacts) -> Target:
     return probe_cache(control, target(dialect, facts))
 
 
@@ -54,7 +54,7 @@ NO_ACTION = "POST /slots/0?action=none"
 @pytest.mark.parametrize(
     ("dialect", "answers", "reports_cached", "has_reset"),
     [
-        # vLLM has its reset for POST alone, in development mode; its flag for cached tokens is told nowhere.
+        # vLLM has its reset only for POST, in development mode; its flag for cached tokens is not reported.
         (VLLM, {"GET /reset_prefix_cache": (405, "")}, None, True),
         (VLLM, {}, None, False),
         (VLLM, {"GET /reset_prefix_cache": (0, "")}, None, None),
@@ -62,7 +62,7 @@ NO_ACTION = "POST /slots/0?action=none"
         (SGLANG, {"GET /server_info": (200, '{"enable_cache_report": true}')}, True, True),
         (SGLANG, {"GET /server_info": (200, '{"enable_cache_report": false}')}, False, True),
         (SGLANG, {"GET /server_info": (200, "[]")}, None, True),
-        # Without --slot-save-path every action is refused as unsupported, with it an unknown one as invalid.
+        # Without --slot-save-path every action is refused as unsupported, else an unknown action as invalid.
         (LLAMA_CPP, {NO_ACTION: (400, "")}, True, True),
         (LLAMA_CPP, {NO_ACTION: (501, "")}, True, False),
         (TENSORRT_LLM, {}, None, False),
@@ -73,10 +73,10 @@ def test_probe_cache_of_each_engine(
     dialect: Dialect, answers: dict[str, tuple[int, str]], reports_cached: bool | None, has_reset: bool | None
 ) -> None:
     control = Answers(answers)
-    found = asked(control, dialect, read_facts("", "", ""))
-    assert (found.reports_cached, found.has_reset) == (reports_cached, has_reset)
+    actual = requested(control, dialect, read_facts("", "", ""))
+    assert (actual.reports_cached, actual.has_reset) == (reports_cached, has_reset)
     # No generation, and no reset: vLLM's is a POST, SGLang's a GET too, llama.cpp's an action of its own.
-    assert set(control.asked) <= {"GET /reset_prefix_cache", "GET /v1/models", "GET /server_info", NO_ACTION}
+    assert set(control.requested) <= {"GET /reset_prefix_cache", "GET /v1/models", "GET /server_info", NO_ACTION}
 
 
 def test_notes_on_a_busy_engine_or_a_disabled_prefix_cache() -> None:
@@ -85,8 +85,8 @@ vllm:num_requests_running{engine="1"} 1.0
 vllm:num_requests_waiting 4.0
 vllm:cache_config_info{block_size="32",enable_prefix_caching="False"} 1.0
 """
-    found = asked(Answers({}), VLLM, read_facts("", metrics, ""))
-    assert found.notes() == [
+    actual = requested(Answers({}), VLLM, read_facts("", metrics, ""))
+    assert actual.notes() == [
         "the engine is not idle: 3 requests running, 4 waiting before the first; times and hits will not be this "
         "load's alone",
         "the engine's prefix cache is off: no request can hit it",

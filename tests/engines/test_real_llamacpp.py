@@ -26,9 +26,9 @@ LOAD = shlex.split(
     "--turns 3 --number 8 --prefix-count 2 --prefix-tokens 200 --prompt-tokens 20:60 --output-tokens 8:16 --seed 5"
 )
 REQUESTS = 24
-ONE_BY_ONE = ["--parallel", "1"]
+SEQUENTIAL = ["--parallel", "1"]
 BLOCK_SIZES = [["--block-size", "16"], ["--block-size", "1"]]
-"""Both give hits to the token: chains of 16 tell where they part."""
+"""Both report token-exact hits; hash chains of 16-token blocks have branch positions."""
 
 
 @pytest.fixture
@@ -52,16 +52,16 @@ def capture(url: str, trace: Path, *flags: str, tap: tuple[str, ...] = ("--token
 
 
 def replayed(trace: Path, url: str, *flags: str) -> dict[str, Any]:
-    """Send the trace's requests one after another, in the order of the capture; return how true they were."""
+    """Send the trace's requests sequentially, in capture order; return the fidelity."""
     out = trace.with_suffix(".replayed")
     order = ["--replay-sessions", "--closed-loop", "--parallel", "1"]
-    found = json_of(replay, [str(trace), "--url", url, "-o", str(out), "--overwrite", *order, *flags])
-    fidelity: dict[str, Any] = found["fidelity"]
+    actual = json_of(replay, [str(trace), "--url", url, "-o", str(out), "--overwrite", *order, *flags])
+    fidelity: dict[str, Any] = actual["fidelity"]
     return fidelity
 
 
 def simulated(trace: Path) -> dict[str, Any]:
-    """Hits of the trace's requests in slots like those of the server."""
+    """Return simulated prefix hits of the trace's requests, with the server's slots."""
     slots = ["--engine", "llamacpp", "--no-kv-unified", "--cache-ram-tokens", "0"]
     counts: dict[str, Any] = json_of(sim, ["pool", str(trace), *slots])
     return counts
@@ -70,7 +70,7 @@ def simulated(trace: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("blocks", BLOCK_SIZES, ids=" ".join)
 def test_load_is_recorded_and_replays_as_captured(llamacpp: str, tmp_path: Path, blocks: list[str]) -> None:
     trace = tmp_path / "t.jsonl"
-    account = capture(llamacpp, trace, *ONE_BY_ONE, tap=("--tokenizer", "ids", *blocks))
+    account = capture(llamacpp, trace, *SEQUENTIAL, tap=("--tokenizer", "ids", *blocks))
     assert (account["offered"], account["recorded"], account["hashed"]) == (REQUESTS, REQUESTS, REQUESTS)
     assert account["prompt_counts_matched"] == account["prompt_counts_checked"] == REQUESTS
     assert simulated(trace)["as_reported"] == REQUESTS
@@ -92,7 +92,7 @@ def test_slot_reuse_equals_the_simulator_with_more_requests_than_slots(llamacpp:
 
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 def test_conversations_are_recorded_and_hashed(llamacpp: str, tmp_path: Path, api: str) -> None:
-    account = capture(llamacpp, tmp_path / "t.jsonl", "--api", api, *ONE_BY_ONE, tap=("--tokenizer", "engine"))
+    account = capture(llamacpp, tmp_path / "t.jsonl", "--api", api, *SEQUENTIAL, tap=("--tokenizer", "engine"))
     assert (account["recorded"], account["hashed"]) == (REQUESTS, REQUESTS)
     assert account["prompt_counts_matched"] == account["prompt_counts_checked"] > 0
     assert {record.status for record in load_trace(tmp_path / "t.jsonl")[1]} == {"ok"}
@@ -108,9 +108,9 @@ def test_requests_right_after_a_stream_are_recorded_once(llamacpp: str, tmp_path
         with socket.create_connection((origin.host, origin.port)) as client:
             for _ in range(60):
                 client.sendall(request)
-                told = b""
-                while not told.endswith(b"\r\n0\r\n\r\n"):
-                    told += client.recv(1 << 16) or pytest.fail(f"cut after {told!r}")
+                reported = b""
+                while not reported.endswith(b"\r\n0\r\n\r\n"):
+                    reported += client.recv(1 << 16) or pytest.fail(f"cut after {reported!r}")
     assert [record.status for record in load_trace(trace)[1]] == ["ok"] * 60
 
 
@@ -120,7 +120,7 @@ def test_reset_is_refused_if_the_host_cache_survives(tmp_path: Path) -> None:
         pytest.skip("python -m scripts.llama_engine install")
     for flags, expected in ([], "start it with --cache-ram 0"), (["--no-slot-save-path"], "--slot-save-path DIR"):
         with llama_engine.running_llama(tmp_path / "log", extra=flags) as url:
-            capture(url, tmp_path / "t.jsonl", *ONE_BY_ONE)
+            capture(url, tmp_path / "t.jsonl", *SEQUENTIAL)
             with pytest.raises(InputError, match=expected):
                 replayed(tmp_path / "t.jsonl", url, "--reset-cache")
         for file in tmp_path.iterdir():

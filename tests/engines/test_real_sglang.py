@@ -19,14 +19,14 @@ REQUESTS = 60
 def prompts(seed: int) -> list[list[int]]:
     """Walks down a small tree of runs of tokens, cut anywhere."""
     rng = random.Random(seed)
-    found = []
+    samples = []
     for _ in range(REQUESTS):
         node, tokens = 0, list[int]()
         for _ in range(rng.randrange(1, 7)):
             node = node * 3 + rng.choice([1, 1, 2, 3])
-            tokens += [10 + (37 * node + 11 * place) % 900 for place in range(48)]
-        found.append(tokens[: rng.randrange(20, len(tokens) + 1)])
-    return found
+            tokens += [10 + (37 * node + 11 * index) % 900 for index in range(48)]
+        samples.append(tokens[: rng.randrange(20, len(tokens) + 1)])
+    return samples
 
 
 def test_cached_tokens_equal_a_served_sglang(tmp_path: Path) -> None:
@@ -40,15 +40,15 @@ def test_cached_tokens_equal_a_served_sglang(tmp_path: Path) -> None:
         sglang_engine.running_sglang(ModelShape(), tmp_path / "log", extra=flags) as url,
         httpx.Client(base_url=url, trust_env=False, timeout=120.0) as client,
     ):
-        told, ours = [], []
+        reported, ours = [], []
         for prompt in prompts(3):
             output_tokens = rng.randrange(1, 9)
             sampling = {"max_new_tokens": output_tokens, "ignore_eos": True, "temperature": 0.0}
             body = {"input_ids": prompt, "sampling_params": sampling}
-            found = client.post("/generate", json=body).raise_for_status().json()
-            told.append(found["meta_info"]["cached_tokens"])
-            computed = [*prompt, *found["output_ids"][:-1]]
+            response = client.post("/generate", json=body).raise_for_status().json()
+            reported.append(response["meta_info"]["cached_tokens"])
+            computed = [*prompt, *response["output_ids"][:-1]]
             chain = [keys.setdefault(tuple(computed[: end + 1]), len(keys)) for end in range(len(computed))]
             ours.append(pool.run(chain, len(prompt), len(computed)))
     assert pool.tree.evicted_nodes > REQUESTS
-    assert ours == told
+    assert ours == reported

@@ -75,7 +75,7 @@ class RawRequest:
         self.write(b"Transfer-Encoding: chunked\r\n\r\n")
 
     async def write_event(self, value: object) -> None:
-        """One event as one chunk in one write, far enough from the next to be a read of its own."""
+        """Write one event as one chunk, with a pause so that each event is a separate read."""
         text = b"[DONE]" if value is None else json.dumps(value).encode()
         data = b"data: %b\n\n" % text
         self.write(b"%x\r\n%b\r\n" % (len(data), data))
@@ -102,7 +102,7 @@ class ScriptedUpstream:
 
     @contextlib.asynccontextmanager
     async def serving(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
-        """Serve on ``port``; 0: a free one."""
+        """Serve on ``port``; 0: a free port."""
         tasks: set[asyncio.Task[None]] = set()
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -267,7 +267,7 @@ class TapCommand:
         self.errors += errors.decode()
         self.code = self.process.returncode if self.process.returncode is not None else -1
 
-    async def said(self, what: str) -> str:
+    async def printed(self, what: str) -> str:
         """The line on stderr with ``what`` in it, once it comes."""
         assert self.process.stderr is not None
         while what not in (line := (await self.process.stderr.readline()).decode()):
@@ -288,12 +288,12 @@ class TapCommand:
     def pids(self, module: str) -> list[int]:
         """Its children that run ``module``, oldest first."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        found = []
-        for child in sorted(map(int, children)):
+        pids = []
+        for pid in sorted(map(int, children)):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
-                    found.append(child)
-        return found + warm_children(self.process.pid, module)
+                if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    pids.append(pid)
+        return pids + warm_children(self.process.pid, module)
 
     def recorder_pid(self) -> int:
         [recorder] = self.pids("tap.recorder.recorder")
@@ -330,22 +330,22 @@ async def tap_command(
         )
     assert process.stdout is not None
     first_line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
-    found = re.match(r"tap: listening on https?://127\.0\.0\.1:(\d+), recording to \S+, upstream https?://", first_line)
-    if found is None:
+    match = re.match(r"tap: listening on https?://127\.0\.0\.1:(\d+), recording to \S+, upstream https?://", first_line)
+    if match is None:
         _, errors = await process.communicate()
         raise AssertionError(f"no start: {first_line}{errors.decode()}")
-    tap = TapCommand(process, int(found[1]), first_line)
+    tap = TapCommand(process, int(match[1]), first_line)
     try:
         yield tap
     finally:
         if process.returncode is None:
             process.kill()
-        await process.communicate()  # of one that was killed, too: its pipes are ours to close
+        await process.communicate()  # closes the pipes, also of a killed process
 
 
 @dataclass
 class Lab:
-    """Starts taps in front of scripted upstreams, and knows afterwards what they recorded."""
+    """Starts taps in front of scripted upstreams and reads their traces."""
 
     folder: Path
     key: HashKey

@@ -37,9 +37,9 @@ class LetterTokenizer:
         return [*([1] if add_special_tokens else []), *(ord(letter) for letter in text)]
 
     def encode_chat(self, body: Any) -> Sequence[int]:
-        said = "".join(f"{message['role']}:{message.get('content')}|" for message in body["messages"])
+        printed = "".join(f"{message['role']}:{message.get('content')}|" for message in body["messages"])
         tools = "".join(tool["function"]["name"] + "," for tool in body.get("tools") or ())
-        return self.encode_text(said + tools + ">", add_special_tokens=False)
+        return self.encode_text(printed + tools + ">", add_special_tokens=False)
 
 
 def letters(text: str) -> list[int]:
@@ -47,7 +47,7 @@ def letters(text: str) -> list[int]:
 
 
 def chain(ids: Sequence[int], model: str = "m") -> list[int]:
-    """The chain, from the documented rule alone: each block's hash needs the one before."""
+    """Hash chain by the documented rule: each block's hash includes the previous hash."""
     hasher = BlockHasher(KEY, block_size=BLOCK, model=model)
     hashes: list[Any] = []
     for at in range(0, len(ids) - BLOCK + 1, BLOCK):
@@ -77,7 +77,7 @@ def exchange(endpoint: Endpoint, body: Any, answer: Any, **fields: Any) -> Captu
     return CapturedExchange(**(settings | fields))
 
 
-def made(endpoint: Endpoint, body: Any, answer: Any, tokenizer: Any = None, **fields: Any) -> RecordResult:
+def built(endpoint: Endpoint, body: Any, answer: Any, tokenizer: Any = None, **fields: Any) -> RecordResult:
     return maker(tokenizer or LetterTokenizer()).build(exchange(endpoint, body, answer, **fields))
 
 
@@ -114,8 +114,8 @@ def test_recorded_endpoints(target: bytes, endpoint: str | None) -> None:
 )
 def test_every_encoding_of_a_path_is_the_same_endpoint(target: bytes, encoded: set[int], upper: bool) -> None:
     form = b"%%%02X" if upper else b"%%%02x"
-    other = b"".join(form % byte if at in encoded and at else bytes([byte]) for at, byte in enumerate(target))
-    assert recorded_endpoint(other) == recorded_endpoint(target)
+    second = b"".join(form % byte if at in encoded and at else bytes([byte]) for at, byte in enumerate(target))
+    assert recorded_endpoint(second) == recorded_endpoint(target)
 
 
 def test_a_streamed_response_is_recorded_like_the_chat_that_it_is() -> None:
@@ -131,12 +131,12 @@ def test_a_streamed_response_is_recorded_like_the_chat_that_it_is() -> None:
         {"type": "response.output_text.delta", "delta": "ho"},
         {"type": "response.completed", "response": {"status": "completed", "usage": responses_usage(25, 5, 8)}},
     ]
-    record = made("/v1/responses", body, answer).record
+    record = built("/v1/responses", body, answer).record
     assert (record.endpoint, record.model, record.stream, record.max_tokens) == ("/v1/responses", "m", True, 64)
     assert (record.tools, record.status, record.finish_reason) == (1, "ok", "stop")
     assert (record.ttft_ms, record.itl_ms) == (3.0, [1.0])
     assert (record.prompt_tokens, record.output_tokens, record.cached_tokens) == (25, 5, 8)
-    # The text's four tokens and the one that stops: of 30 tokens the last one's KV is never computed, 29 // 4 = 7.
+    # Four text tokens and the stop token: the KV of the last of 30 tokens is never computed, 29 // 4 = 7 blocks.
     assert record.block_hashes == chain(prompt)
     assert record.block_hashes + (record.output_block_hashes or []) == chain([*prompt, *letters("yoho")])
     assert (record.hash_source, record.output_hash_source) == ("tokenizer", "tokenizer")
@@ -162,7 +162,7 @@ def test_llamacpp_native_completion(endpoint: str, prompt: str | list[int], sour
     counts = {"tokens_predicted": 3, "tokens_evaluated": len(ids), "timings": {"cache_n": len(ids) - 1, "prompt_n": 1}}
     end = native("", [], **counts | {"stop": True, "stop_type": "limit"})
     # Its /completions is not OpenAI's: the response shows it.
-    record = made(endpoint, body, [native("x", [7]), native("yz", [8, 9]), end]).record
+    record = built(endpoint, body, [native("x", [7]), native("yz", [8, 9]), end]).record
     assert (record.endpoint, record.status, record.finish_reason, record.stream) == (
         "/completion",
         "ok",
@@ -177,7 +177,7 @@ def test_llamacpp_native_completion(endpoint: str, prompt: str | list[int], sour
 
 def test_a_response_without_its_end_is_incomplete() -> None:
     answer = [{"type": "response.output_text.delta", "delta": "yo"}]
-    record = made("/v1/responses", {"input": "x", "stream": True}, answer).record
+    record = built("/v1/responses", {"input": "x", "stream": True}, answer).record
     assert (record.status, record.error, record.output_tokens) == ("error", "response_incomplete", 1)
 
 
@@ -191,9 +191,9 @@ def test_a_response_without_its_end_is_incomplete() -> None:
 )
 def test_requests_with_server_state_are_unhashed(fields: dict[str, Any], reason: str) -> None:
     answer = {"status": "completed", "usage": responses_usage(9, 1, 0), "output": []}
-    found = made("/v1/responses", {"model": "m", "input": "go on", **fields}, answer)
-    assert (found.unhashed, found.record.block_hashes, found.record.prompt_tokens) == (reason, None, 9)
-    session = found.record.session_id
+    actual = built("/v1/responses", {"model": "m", "input": "go on", **fields}, answer)
+    assert (actual.unhashed, actual.record.block_hashes, actual.record.prompt_tokens) == (reason, None, 9)
+    session = actual.record.session_id
     assert session == (keyed_id(KEY, "session", "conv_1") if reason == "conversation" else None)
 
 
@@ -203,10 +203,10 @@ def test_engine_token_ids_are_hashed_if_the_prompt_is_not_in_the_request() -> No
         "status": "completed", "output": [], "usage": responses_usage(9, 2, 0),
         "input_messages": [{"tokens": ids, "message": ""}], "output_messages": [{"tokens": [20, 21], "message": ""}],
     }  # fmt: skip
-    found = made("/v1/responses", {"model": "m", "input": "x", "previous_response_id": "r"}, answer)
-    assert (found.record.block_hashes, found.record.hash_source) == (chain(ids), "engine")
-    assert (found.record.output_block_hashes, found.record.output_hash_source) == ([], "engine")
-    assert (found.unhashed, found.prompt_count_matches) == (None, True)
+    actual = built("/v1/responses", {"model": "m", "input": "x", "previous_response_id": "r"}, answer)
+    assert (actual.record.block_hashes, actual.record.hash_source) == (chain(ids), "engine")
+    assert (actual.record.output_block_hashes, actual.record.output_hash_source) == ([], "engine")
+    assert (actual.unhashed, actual.prompt_count_matches) == (None, True)
 
 
 def test_streamed_message_with_tools_and_cached_prompt() -> None:
@@ -225,23 +225,23 @@ def test_streamed_message_with_tools_and_cached_prompt() -> None:
         {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 2}},
         {"type": "message_stop"},
     ]
-    found = made("/v1/messages", body, answer)
-    record = found.record
+    actual = built("/v1/messages", body, answer)
+    record = actual.record
     assert (record.prompt_tokens, record.cached_tokens, record.output_tokens) == (25, 16, 2)
     assert (record.ttft_ms, record.finish_reason, record.status, record.max_tokens) == (3.0, "length", "ok", 9)
     assert record.block_hashes == chain(prompt)
     assert (record.output_block_hashes, record.output_hash_source) == ([], "tokenizer")
-    assert (found.prompt_count_matches, record.session_id) == (True, keyed_id(KEY, "session", "s"))
+    assert (actual.prompt_count_matches, record.session_id) == (True, keyed_id(KEY, "session", "s"))
 
 
 def test_an_embeddings_prompt_is_hashed_as_a_completions_is_and_a_batch_is_not() -> None:
     answer = {"object": "list", "data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 5, "total_tokens": 5}}
     for sent in ("seas", ["seas"]):
-        record = made("/v1/embeddings", {"model": "m", "input": sent}, answer).record
+        record = built("/v1/embeddings", {"model": "m", "input": sent}, answer).record
         assert record.block_hashes == chain([1, *letters("seas")])
         assert (record.status, record.prompt_tokens, record.output_tokens) == ("ok", 5, None)
-    assert made("/v1/embeddings", {"model": "m", "input": [1, 2, 3, 4, 5]}, answer).record.hash_source == "engine"
-    batch = made("/v1/embeddings", {"model": "m", "input": ["a", "b"]}, answer)
+    assert built("/v1/embeddings", {"model": "m", "input": [1, 2, 3, 4, 5]}, answer).record.hash_source == "engine"
+    batch = built("/v1/embeddings", {"model": "m", "input": ["a", "b"]}, answer)
     assert (batch.unhashed, batch.record.prompt_tokens) == ("batch", 5)
 
 
@@ -255,17 +255,17 @@ def test_an_embeddings_prompt_is_hashed_as_a_completions_is_and_a_batch_is_not()
 def test_unknown_endpoint_is_recorded_by_shape(
     endpoint: str, body: Any, answer: Any, content_type: str, reason: str
 ) -> None:
-    found = made(endpoint, body, answer, response_headers={"content-type": content_type})
-    assert (found.record.endpoint, found.record.status, found.record.http_status) == (endpoint, "ok", 200)
-    assert found.record.block_hashes is None
-    assert found.unhashed == {"other": "other_endpoint", "form": "request_not_json"}[reason]
+    actual = built(endpoint, body, answer, response_headers={"content-type": content_type})
+    assert (actual.record.endpoint, actual.record.status, actual.record.http_status) == (endpoint, "ok", 200)
+    assert actual.record.block_hashes is None
+    assert actual.unhashed == {"other": "other_endpoint", "form": "request_not_json"}[reason]
 
 
 def test_several_choices_have_summed_tokens_and_no_output_hashes() -> None:
     choices = [{"index": index, "text": "ab", "token_ids": [5, 6]} for index in range(3)]
     answer = {"choices": choices, "usage": {"prompt_tokens": 4, "completion_tokens": 6}}
     body = {"model": "m", "prompt": [1, 2, 3, 4], "n": 3, "logprobs": 5}
-    record = made("/v1/completions", body, answer).record
+    record = built("/v1/completions", body, answer).record
     assert (record.n, record.output_tokens, record.block_hashes) == (3, 6, chain([1, 2, 3, 4]))
     assert (record.output_block_hashes, record.output_hash_source) == (None, None)
 
@@ -309,7 +309,7 @@ def packed(coding: str, data: bytes) -> bytes:
 def test_bodies_in_a_content_coding_are_read_both_ways(coding: str) -> None:
     body = packed(coding, json.dumps({"model": "m", "prompt": [1, 2, 3, 4]}).encode())
     answer = packed(coding, json.dumps(usage_of({"cached_tokens": 0})).encode())
-    record = made(
+    record = built(
         "/v1/completions", body, answer, request_headers={"content-encoding": coding},
         response_headers={"content-type": "application/json", "content-encoding": coding},
     ).record  # fmt: skip
@@ -320,18 +320,18 @@ def test_a_cut_stream_without_usage_has_no_count_of_output_tokens() -> None:
     """The copy has the stream's beginning and its end: the tokens between are not counted, and unknown is not 0."""
     body, event = {"model": "m", "prompt": [1, 2, 3, 4], "stream": True}, {"choices": [{"index": 0, "text": "x"}]}
     end = [(98_000_000, b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(event).encode())]
-    cut = made("/v1/completions", body, [event, event], response_complete=False, last_reads=end).record
+    cut = built("/v1/completions", body, [event, event], response_complete=False, last_reads=end).record
     assert (cut.status, cut.ttft_ms, cut.itl_ms) == ("ok", 1.0, [])
     assert (cut.prompt_tokens, cut.output_tokens, cut.tokens_source) == (4, None, "tokenizer")
-    whole = made("/v1/completions", body, [event, event]).record
-    assert (whole.prompt_tokens, whole.output_tokens, whole.itl_tokens) == (4, 2, [1])
+    complete = built("/v1/completions", body, [event, event]).record
+    assert (complete.prompt_tokens, complete.output_tokens, complete.itl_tokens) == (4, 2, [1])
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_response_without_content_type(stream: bool) -> None:
     """A gateway leaves the header out."""
     body, answer = {"model": "m", "prompt": [1, 2, 3, 4], "stream": stream}, usage_of({"cached_tokens": 0})
-    record = made("/v1/completions", body, [answer] if stream else answer, response_headers={}).record
+    record = built("/v1/completions", body, [answer] if stream else answer, response_headers={}).record
     assert (record.status, record.error, record.tokens_source) == ("ok", None, "usage")
     assert (record.prompt_tokens, record.output_tokens, record.cached_tokens) == (4, 1, 0)
     assert record.ttft_ms == (1.0 if stream else None)
@@ -369,14 +369,14 @@ def test_whatever_is_sent_has_a_record_that_can_be_written(endpoint: str, body: 
     ],
 )
 def test_invalid_counts_of_a_client_are_null(fields: Any, shape: tuple[Any, Any]) -> None:
-    record = made("/v1/completions", {"model": "m", "prompt": [1, 2, 3, 4], **fields}, usage_of(None)).record
+    record = built("/v1/completions", {"model": "m", "prompt": [1, 2, 3, 4], **fields}, usage_of(None)).record
     assert (record.max_tokens, record.n) == shape
     assert_checked(record)
 
 
 def assert_checked(record: Record) -> None:
-    found = [finding for rule in RULES for finding in rule(record, BLOCK)]
-    assert found == []
+    actual = [finding for rule in RULES for finding in rule(record, BLOCK)]
+    assert actual == []
 
 
 @pytest.mark.parametrize(
@@ -391,13 +391,13 @@ def assert_checked(record: Record) -> None:
 def test_impossible_usage_is_ignored(usage: Any, counts: Any) -> None:
     prompt, output, cached = usage
     details = None if cached is None else {"cached_tokens": cached}
-    told = {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
+    reported = {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
     answer = [
         {"choices": [{"text": "a"}]},
         {"choices": [{"text": "b", "finish_reason": "stop"}]},
-        {"choices": [], "usage": told},
+        {"choices": [], "usage": reported},
     ]
-    record = made("/v1/completions", {"model": "m", "prompt": [1, 2, 3, 4], "stream": True}, answer).record
+    record = built("/v1/completions", {"model": "m", "prompt": [1, 2, 3, 4], "stream": True}, answer).record
     assert (record.prompt_tokens, record.output_tokens, record.cached_tokens) == counts
     assert (record.status, record.block_hashes) == ("ok", chain([1, 2, 3, 4]))
     assert_checked(record)
@@ -406,17 +406,17 @@ def test_impossible_usage_is_ignored(usage: Any, counts: Any) -> None:
 @pytest.mark.parametrize("reason", ["alice's secret", "x" * 100, "\x1b[2J", "kanarie"])
 def test_unknown_finish_reason_is_recorded_as_other(reason: str) -> None:
     answer = {"choices": [{"text": "a", "finish_reason": reason}]}
-    assert made("/v1/completions", {"model": "m", "prompt": [1]}, answer).record.finish_reason == "other"
+    assert built("/v1/completions", {"model": "m", "prompt": [1]}, answer).record.finish_reason == "other"
 
 
 @pytest.mark.parametrize("model", ["a\x1b[2Jb", "a\nb", "m" * 201, "\u202eabc"])
 def test_model_names_with_control_characters_are_ignored(model: str) -> None:
-    assert made("/v1/completions", {"model": model, "prompt": [1]}, usage_of(None)).record.model is None
+    assert built("/v1/completions", {"model": model, "prompt": [1]}, usage_of(None)).record.model is None
 
 
 def test_long_cache_salt_is_not_cached() -> None:
     recorder = maker(LetterTokenizer())
-    before = bytes_held_after(lambda: None)
+    before = bytes_used_after(lambda: None)
     chains = set()
 
     def record_salts() -> None:
@@ -426,15 +426,15 @@ def test_long_cache_salt_is_not_cached() -> None:
                 tuple(recorder.build(exchange("/v1/completions", body, usage_of(None))).record.block_hashes or ())
             )
 
-    assert bytes_held_after(record_salts) - before < 1_000_000
+    assert bytes_used_after(record_salts) - before < 1_000_000
     assert len(chains) == 20, "each salt has a chain of its own"
 
 
-def bytes_held_after(work: Callable[[], None]) -> int:
+def bytes_used_after(work: Callable[[], None]) -> int:
     """Return the bytes that are held after some work."""
     tracemalloc.start()
     work()
     gc.collect()
-    held, _ = tracemalloc.get_traced_memory()
+    cached_keys, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return held
+    return cached_keys

@@ -14,7 +14,7 @@ from tap.supervisor import account
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = "\n".join((ROOT / "docs" / name).read_text() for name in ("tap.md", "tap-operations.md", "before-production.md"))
-OTHER_PROGRAMS_FLAGS = {
+FOREIGN_FLAGS = {
     *("--enable-prompt-tokens-details", "--stop-timeout", "--long"),
     *("--retry", "--retry-connrefused", "--retry-delay", "--url"),
 }
@@ -23,7 +23,7 @@ OTHER_PROGRAMS_FLAGS = {
 def test_documented_flags_exist() -> None:
     flags = {flag for action in parser()._actions for flag in action.option_strings}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE))
-    assert named - OTHER_PROGRAMS_FLAGS <= flags
+    assert named - FOREIGN_FLAGS <= flags
 
 
 def test_every_metric_is_exposed() -> None:

@@ -1,4 +1,4 @@
-"""Modes of what the tap makes: files as ``--file-mode`` says, folders that a user other than root can enter."""
+"""Permissions of created files (``--file-mode``) and folders."""
 
 import os
 import stat

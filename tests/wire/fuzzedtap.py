@@ -1,4 +1,4 @@
-"""A tap in memory between hostile bytes on one side and a parser that knows better on the other."""
+"""A tap in memory between hostile bytes and a strict parser."""
 
 import asyncio
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Forgetful:
 
 @dataclass
 class FuzzedTap:
-    """Tap with one client connection, and the connections to the upstream that it makes."""
+    """Tap with one client connection and its upstream connections."""
 
     client: MemoryTransport
     relays: Relays
@@ -57,7 +57,7 @@ class FuzzedTap:
     @property
     def servers(self) -> list[MemoryTransport]:
         """The upstream's ends of the connections, in the order in which they were made."""
-        return self.loop.made
+        return self.loop.built
 
     @property
     def open(self) -> bool:
@@ -89,7 +89,7 @@ class RequestOutcome:
 
 
 def send_requests(pieces: Sequence[bytes]) -> RequestOutcome:
-    """Feed a client's bytes, each piece a read, to a tap whose upstream answers every whole request."""
+    """Feed a client's bytes, read by read, to a tap whose upstream responds to each complete request."""
 
     async def main() -> RequestOutcome:
         tap = FuzzedTap.new(relayed=len(pieces) - 1)
@@ -109,7 +109,7 @@ def send_requests(pieces: Sequence[bytes]) -> RequestOutcome:
 
 
 async def _answer_all(tap: FuzzedTap, answered: dict[MemoryTransport, int], forwarded: list[Request]) -> None:
-    """Answer every request that is whole at the upstream, until nothing more comes of it."""
+    """Respond to each complete request at the upstream, until no further request arrives."""
     news = True
     while news:
         await pump()
@@ -125,7 +125,7 @@ async def _answer_all(tap: FuzzedTap, answered: dict[MemoryTransport, int], forw
 
 
 def answer_to(request: Request) -> bytes:
-    """An answer that tells which request it is for."""
+    """A response that identifies its request."""
     if request.method == b"HEAD":
         return b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n"
     echo = b"%b %d" % (request.target[:100], len(request.body))
@@ -163,11 +163,11 @@ def _compare_with_h11(data: bytes) -> None:
 
 @dataclass(frozen=True)
 class ResponseOutcome:
-    """Outcome of an upstream's bytes in response to one request."""
+    """Outcome of an upstream's bytes in response to a request."""
 
     raw: bytes
     """What the client got of them."""
-    whole: bool
+    complete: bool
     """Whether the tap took the response for complete: the client's connection takes another request."""
     next_answer: bytes
     """What the next request on the same connection got; empty where that was closed."""
@@ -176,7 +176,7 @@ class ResponseOutcome:
 
 
 def send_response(pieces: Sequence[bytes], *, method: bytes = b"GET", closes: bool = True) -> ResponseOutcome:
-    """Feed an upstream's bytes, each piece a read, in answer to one request; then let it close and ask again."""
+    """Feed an upstream's bytes, read by read, as a response; then close and send a second request."""
 
     async def main() -> ResponseOutcome:
         tap = FuzzedTap.new(relayed=len(pieces) - 1)
@@ -189,16 +189,16 @@ def send_response(pieces: Sequence[bytes], *, method: bytes = b"GET", closes: bo
         if closes:
             server.peer_closes()
             await pump()
-        raw, whole = bytes(tap.client.written), tap.open
-        if whole:
+        raw, complete = bytes(tap.client.written), tap.open
+        if complete:
             tap.client.feed(MARKER)
             await pump()
-            for other in tap.servers:
-                if other.ended is None and bytes(other.written).count(b"GET /marker HTTP/1.1\r\n"):
-                    other.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nmarker")
+            for second in tap.servers:
+                if second.ended is None and bytes(second.written).count(b"GET /marker HTTP/1.1\r\n"):
+                    second.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nmarker")
             await pump()
         next_answer = bytes(tap.client.written[len(raw) :])
-        outcome = ResponseOutcome(raw, whole, next_answer, tap.client.ended == "aborted")
+        outcome = ResponseOutcome(raw, complete, next_answer, tap.client.ended == "aborted")
         await tap.end()
         return outcome
 

@@ -40,8 +40,8 @@ def check_requests(stream: bytes, cuts: Sequence[Sequence[int]] = ()) -> Request
         assert not outcome.open, "a request was passed over on a connection that stays"
     if reading.end == "malformed":
         assert not outcome.open, "what is no request is waited for"
-    for some in cuts:
-        again = send_requests(pieces(stream, some))
+    for sample in cuts:
+        again = send_requests(pieces(stream, sample))
         assert again == outcome, "what becomes of the bytes depends on how they were cut"
     return outcome
 
@@ -62,15 +62,15 @@ def check_response(stream: bytes, cuts: Sequence[Sequence[int]] = (), *, method:
     Raises AssertionError where it is not.
     """
     outcome = _checked(stream, [stream], method)
-    for some in cuts:
-        again = _checked(stream, pieces(stream, some), method)
+    for sample in cuts:
+        again = _checked(stream, pieces(stream, sample), method)
         assert again == outcome, "what becomes of the bytes depends on how they were cut"
     return outcome
 
 
 def _checked(stream: bytes, reads: Sequence[bytes], method: bytes) -> ResponseOutcome:
     outcome = send_response([read for read in reads if read], method=method)
-    if outcome.whole:
+    if outcome.complete:
         assert parse_response(outcome.raw, method=method, closed=False) == ("whole", b""), (
             "not whole, or more than that"
         )

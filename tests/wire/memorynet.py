@@ -18,7 +18,7 @@ class MemoryTransport(asyncio.Transport):
     """A connection's transport: keeps what is written, and how it was ended."""
 
     # A real socket whose other end stays: the tap asks it whether the peer has left.
-    _socket, _other_end = socket.socketpair()
+    _socket, _peer = socket.socketpair()
 
     def __init__(self, protocol: asyncio.Protocol | ClientConnection) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class MemoryTransport(asyncio.Transport):
             self.protocol.data_received(self._unread.pop(0))
 
     def peer_closes(self) -> None:
-        """The other side has no more to say."""
+        """The peer sends no more bytes."""
         if self.ended is None:
             self.protocol.eof_received()
             self.close()
@@ -66,7 +66,7 @@ class MemoryTransport(asyncio.Transport):
         return True
 
     def close(self) -> None:
-        """End it; the protocol hears of it on the loop's next turn."""
+        """Close; the protocol is notified in the next loop iteration."""
         self._end("closed")
 
     def abort(self) -> None:
@@ -91,7 +91,7 @@ class MemoryTransport(asyncio.Transport):
         return 0
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """A socket, where one is asked for."""
+        """Return a socket for ``get_extra_info``."""
         return self._socket if name == "socket" else default
 
     def _end(self, how: str) -> None:
@@ -105,14 +105,14 @@ class MemoryLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: list[MemoryTransport] = []
+        self.built: list[MemoryTransport] = []
         self.failures: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _, context: self.failures.append(context))
 
     async def create_connection(self, protocol_factory: Callable[[], Any], *_: Any, **__: Any) -> Any:
         """A connection to nowhere."""
         transport = MemoryTransport(protocol_factory())
-        self.made.append(transport)
+        self.built.append(transport)
         return transport, transport.protocol
 
 

@@ -39,91 +39,91 @@ class Reading:
     """Reading of a client's bytes by a server."""
 
     requests: list[Request]
-    """Those that are whole, in order."""
+    """Return the complete requests, in order."""
     end: Literal["whole", "incomplete", "malformed"]
     """Where they stop: at the end of the bytes, within a request, or before what is none."""
 
 
 def parse_requests(data: bytes, *, skip_empty_lines: bool) -> Reading:
     """Read requests from the beginning of ``data``, as far as it goes."""
-    found: list[Request] = []
+    actual: list[Request] = []
     while data:
         if skip_empty_lines:
             data = data.lstrip(b"\r\n")
         try:
-            request, data = take_request(data)
+            request, data = parse_request(data)
         except Malformed:
-            return Reading(found, "malformed")
+            return Reading(actual, "malformed")
         except Incomplete:
-            return Reading(found, "incomplete")
-        found.append(request)
-    return Reading(found, "whole")
+            return Reading(actual, "incomplete")
+        actual.append(request)
+    return Reading(actual, "whole")
 
 
-def take_request(data: bytes) -> tuple[Request, bytes]:
+def parse_request(data: bytes) -> tuple[Request, bytes]:
     """The first request and what stands behind it. Raises Malformed, Incomplete."""
-    head, end, rest = data.partition(b"\r\n\r\n")
+    head, end, remainder = data.partition(b"\r\n\r\n")
     if not end:
         raise Incomplete
     first, *lines = head.split(b"\r\n")
     start = REQUEST_LINE.fullmatch(first)
     if start is None:
         raise Malformed("request line")
-    fields = tuple(take_field(line) for line in lines)
+    fields = tuple(parse_field(line) for line in lines)
     codings = [value.strip().lower() for name, value in fields if name.lower() == b"transfer-encoding"]
     lengths = [value.strip() for name, value in fields if name.lower() == b"content-length"]
     if codings and (lengths or codings != [b"chunked"] or start[3] == b"0"):
         raise Malformed("transfer coding")
     if codings:
-        body, raw_body, rest = take_chunks(rest)
+        body, raw_body, remainder = parse_chunks(remainder)
     else:
-        body, rest = take_length(lengths, rest)
+        body, remainder = parse_length(lengths, remainder)
         raw_body = body
-    return Request(start[1], start[2], fields, body, raw_body), rest
+    return Request(start[1], start[2], fields, body, raw_body), remainder
 
 
-def take_field(line: bytes) -> tuple[bytes, bytes]:
+def parse_field(line: bytes) -> tuple[bytes, bytes]:
     """Name and value of a header or trailer line. Raises Malformed."""
-    found = FIELD_LINE.fullmatch(line)
-    if found is None:
+    actual = FIELD_LINE.fullmatch(line)
+    if actual is None:
         raise Malformed("field line")
-    return found[1], found[2]
+    return actual[1], actual[2]
 
 
-def take_length(lengths: list[bytes], rest: bytes) -> tuple[bytes, bytes]:
+def parse_length(lengths: list[bytes], remainder: bytes) -> tuple[bytes, bytes]:
     """A body of a given length and what stands behind it. Raises Malformed, Incomplete."""
     if not lengths:
-        return b"", rest
+        return b"", remainder
     if len(lengths) > 1 or re.fullmatch(rb"[0-9]+", lengths[0]) is None:
         raise Malformed("content length")
     length = int(lengths[0])
-    if len(rest) < length:
+    if len(remainder) < length:
         raise Incomplete
-    return rest[:length], rest[length:]
+    return remainder[:length], remainder[length:]
 
 
-def take_chunks(data: bytes) -> tuple[bytes, bytes, bytes]:
+def parse_chunks(data: bytes) -> tuple[bytes, bytes, bytes]:
     """A chunked body without and with its framing, and what stands behind it. Raises Malformed, Incomplete."""
-    body, rest = b"", data
+    body, remainder = b"", data
     while True:
-        line, end, rest = rest.partition(b"\r\n")
+        line, end, remainder = remainder.partition(b"\r\n")
         if not end:
             raise Incomplete
-        found = SIZE_LINE.fullmatch(line)
-        if found is None:
+        actual = SIZE_LINE.fullmatch(line)
+        if actual is None:
             raise Malformed("chunk size")
-        size = int(found[1], 16)
+        size = int(actual[1], 16)
         if size == 0:
             break
-        if len(rest) < size + 2:
+        if len(remainder) < size + 2:
             raise Incomplete
-        if rest[size : size + 2] != b"\r\n":
+        if remainder[size : size + 2] != b"\r\n":
             raise Malformed("chunk end")
-        body, rest = body + rest[:size], rest[size + 2 :]
+        body, remainder = body + remainder[:size], remainder[size + 2 :]
     while True:
-        line, end, rest = rest.partition(b"\r\n")
+        line, end, remainder = remainder.partition(b"\r\n")
         if not end:
             raise Incomplete
         if not line:
-            return body, data[: len(data) - len(rest)], rest
-        take_field(line)
+            return body, data[: len(data) - len(remainder)], remainder
+        parse_field(line)

@@ -83,7 +83,7 @@ def test_sleeper_wakes_at_its_deadline_or_earlier() -> None:
         assert not sleeping.done()
         sleeper.wake()
         await asyncio.wait_for(sleeping, 5)
-        sleeper.wake()  # nobody sleeps
+        sleeper.wake()  # without a sleeping task
         sleeper.close()
 
     run(sleep())

@@ -1,4 +1,4 @@
-"""Responses and Messages as engines send them, byte by byte: which read had the first token, and what usage says."""
+"""Responses and Messages streams, byte by byte: the read of the first token, and usage."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ def stream(endpoint: str, *timed: tuple[int, bytes]) -> Completion:
     return parse_answer(endpoint, [(at_ns, data) for at_ns, data in timed], stream=True)
 
 
-def whole(endpoint: str, body: Any) -> Completion:
+def complete(endpoint: str, body: Any) -> Completion:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return parse_answer(endpoint, [(1, data[:10]), (2, data[10:])], stream=False)
 
@@ -97,12 +97,12 @@ def test_responses_ends(end: bytes, finish_reason: str, error_kind: str | None) 
 def test_responses_body_has_text_and_token_ids() -> None:
     body = {"object": "response", "model": "m", "status": "completed", "error": None, "output": OUTPUT}
     ids = {"input_messages": [{"type": "raw_message_tokens", "message": "x", "tokens": [1, 2]}], "output_messages": []}
-    answer = whole(RESPONSES, {**body, **ids, "usage": RESPONSE_USAGE})
+    answer = complete(RESPONSES, {**body, **ids, "usage": RESPONSE_USAGE})
     assert (answer.text, answer.finish_reason, answer.first_token_ns, answer.done) == ("hi", "stop", None, True)
     assert (answer.prompt_tokens, answer.output_tokens, answer.cached_tokens) == (20, 3, 16)
     assert (answer.prompt_token_ids, answer.token_ids) == ([1, 2], None)
-    assert whole(RESPONSES, {"error": {"message": "m"}}).error_kind == "stream_error"
-    assert whole(RESPONSES, b"<html>").error_kind == "unparseable"
+    assert complete(RESPONSES, {"error": {"message": "m"}}).error_kind == "stream_error"
+    assert complete(RESPONSES, b"<html>").error_kind == "unparseable"
 
 
 MESSAGES = "/v1/messages"
@@ -134,7 +134,7 @@ def test_messages_first_token_and_prompt_tokens() -> None:
 
 
 def test_messages_usage_at_the_end_has_precedence() -> None:
-    """As vLLM does it: the whole prompt as input at the start, the parts at the end."""
+    """As vLLM: total prompt tokens at the start, cached and uncached tokens at the end."""
     end = ended(input_tokens=20, cache_read_input_tokens=80, output_tokens=2)
     answer = stream(MESSAGES, (1, started(input_tokens=100, output_tokens=0)), (2, TEXT_DELTA), (3, end + STOP))
     assert (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens) == (100, 80, 2)
@@ -167,7 +167,7 @@ def test_messages_body() -> None:
         {"type": "text", "text": "b"},
     ]
     usage = {"input_tokens": 4, "cache_read_input_tokens": 8, "output_tokens": 6}
-    answer = whole(MESSAGES, {"type": "message", "model": "m", "content": content, "usage": usage})
+    answer = complete(MESSAGES, {"type": "message", "model": "m", "content": content, "usage": usage})
     assert (answer.text, answer.prompt_tokens, answer.cached_tokens, answer.output_tokens) == ("ab", 12, 8, 6)
     assert (answer.done, answer.first_token_ns, answer.error_kind) == (True, None, None)
 

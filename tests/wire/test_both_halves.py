@@ -161,10 +161,10 @@ def test_a_reader_that_stops_stops_the_writer(new_loop: NewLoop) -> None:
         flood = floods[0]
         await standstill(lambda: (sink.read, flood.written))
         assert flood.paused
-        assert flood.written < 32_000_000  # what the kernel's buffers hold and one send buffer more, of 64 MB wanted
+        assert flood.written < 32_000_000  # kernel buffers and one send buffer, of 64 MB
         connection.abort()
         await until(lambda: flood.gone)  # an abort is seen at once, with a full send buffer too
-        assert sink.lost is None  # who aborts hears no more
+        assert sink.lost is None  # no calls after an abort
         pool.close()
         await server.drain(1)
 

@@ -39,7 +39,7 @@ def test_token_arrives_with_the_read_that_completes_its_event() -> None:
     for cut in range(1, len(CHAT_WORD)):
         completion = parsed(reads((10, CHAT_WORD[:cut]), (20, CHAT_WORD[cut:])), stream=True)
         assert completion.first_token_ns == 20
-    # Two events in one read are one gap of two tokens.
+    # Two events in one read are a gap of two tokens.
     completion = parsed(reads((10, CHAT_WORD), (30, CHAT_WORD + CHAT_WORD)), stream=True)
     assert (completion.gaps_ns, completion.gap_tokens, completion.streamed_tokens) == ([20], [2], 3)
 
@@ -82,7 +82,7 @@ def test_body_without_stream_has_no_first_token() -> None:
 
 
 def streamed(events: list[bytes], usage_tokens: int) -> tuple[int, list[int]]:
-    """Tokens of the first read and of each later one, where each event is a read and usage counts so many."""
+    """Tokens of the first and of each later read, if each event is a read and usage has ``usage_tokens``."""
     usage = b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n' % usage_tokens
     completion = parsed(reads(*enumerate([*events, usage, DONE])), stream=True)
     assert completion.streamed_tokens == usage_tokens
@@ -92,7 +92,7 @@ def streamed(events: list[bytes], usage_tokens: int) -> tuple[int, list[int]]:
 def test_event_counts_are_scaled_to_usage() -> None:
     four = [CHAT_WORD] * 4
     assert streamed(four, 4) == (1, [1, 1, 1])
-    assert streamed(four, 6) == (3, [1, 1, 1])  # within two: the token that stops, and one inside a character
+    assert streamed(four, 6) == (3, [1, 1, 1])  # within two: the stop token, and a token within a character
     assert streamed(four, 12) == (3, [3, 3, 3])  # speculative decoding: three tokens an event
     assert streamed(four, 10) == (3, [2, 3, 2])
     assert streamed(four, 3) == (1, [1, 1, 0])  # the last event was the text of a token counted before

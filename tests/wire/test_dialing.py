@@ -93,7 +93,7 @@ def expiring(authority: trustme.CA) -> trustme.LeafCert:
 
 def test_the_check_that_a_certificate_failed_is_named(authority: trustme.CA, ca: str) -> None:
     async def scenario() -> None:
-        good, other = context_of(authority.issue_cert("localhost")), context_of(authority.issue_cert("engine.example"))
+        good, second = context_of(authority.issue_cert("localhost")), context_of(authority.issue_cert("engine.example"))
         good.set_alpn_protocols(["h2", "http/1.1"])
         async with serving(tls=good) as port:
             assert await reached(Origin("https", "localhost", port), Tls(ca)) == "http/1.1"
@@ -104,7 +104,7 @@ def test_the_check_that_a_certificate_failed_is_named(authority: trustme.CA, ca:
                 "tls_failed: TLS: the certificate is for another host; expected the host name that it was issued for"
             )
             assert await speaks_tls(Origin("http", "127.0.0.1", port), 5.0)
-        async with serving(tls=other) as port:
+        async with serving(tls=second) as port:
             assert "is for another host" in await reached(Origin("https", "localhost", port), Tls(ca))
         async with serving(tls=context_of(expiring(authority))) as port:
             assert await reached(Origin("https", "localhost", port), Tls(ca)) == (
@@ -161,7 +161,7 @@ def test_files_that_are_no_certificates_are_named(tmp_path: Path, monkeypatch: p
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("no PEM")
     chain, key = files_of(trustme.CA().issue_cert("localhost"), tmp_path)
-    for tls, said in {
+    for tls, printed in {
         Tls(ca="gone.pem"): "--ca gone.pem: No such file",
         Tls(ca=str(nonsense)): f"--ca {nonsense}: no certificate or crl found; expected a file of PEM",
         Tls(cert="gone.pem"): "--cert gone.pem: cannot be read",
@@ -170,7 +170,7 @@ def test_files_that_are_no_certificates_are_named(tmp_path: Path, monkeypatch: p
     }.items():
         with pytest.raises(WireError) as error:
             client_context(tls)
-        assert str(error.value).startswith(said)
+        assert str(error.value).startswith(printed)
         assert "; expected " in str(error.value)
     monkeypatch.setenv("SSL_CERT_FILE", "gone.pem")
     with pytest.raises(WireError, match=r"SSL_CERT_FILE=gone\.pem: not there; expected"):

@@ -24,8 +24,8 @@ def corpus_files(kind: str) -> list[Path]:
 
 def seeds(kind: str) -> list[bytes]:
     """What of the corpus is short enough to be mutated with effect."""
-    found = [path.read_bytes() for path in corpus_files(kind)]
-    return [stream for stream in found if len(stream) < 600]
+    actual = [path.read_bytes() for path in corpus_files(kind)]
+    return [stream for stream in actual if len(stream) < 600]
 
 
 @pytest.mark.parametrize("path", corpus_files("request"), ids=lambda path: path.stem)
@@ -40,7 +40,7 @@ def test_requests_of_the_corpus(path: Path) -> None:
 def test_responses_of_the_corpus(path: Path) -> None:
     stream = path.read_bytes()
     outcome = check_response(stream, every_cut(stream))
-    assert outcome.whole == path.stem.startswith("response-whole-"), "its name says what becomes of it"
+    assert outcome.complete == path.stem.startswith("response-whole-"), "its name says what becomes of it"
 
 
 def every_cut(stream: bytes) -> list[list[int]]:
@@ -61,7 +61,7 @@ FRAGMENTS = [
 
 @st.composite
 def mutated(draw: st.DrawFn, originals: list[bytes]) -> bytes:
-    """One or two originals one after the other, with a few bytes or fragments put in, taken out or exchanged."""
+    """One or two samples in sequence, with a few bytes or fragments inserted, removed or replaced."""
     stream = b"".join(draw(st.lists(st.sampled_from(originals), min_size=1, max_size=2)))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(stream)))

@@ -53,7 +53,7 @@ def converse(
     new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
     body_stall_s: float = BODY_STALL_S,
 ) -> list[Echo]:
-    """Run a server and one client's side of a conversation; returns the handlers that the server opened."""
+    """Run a server and a client script; return the handlers that the server created."""
     opened = [] if opened is None else opened
 
     def new_handler(head: RequestHead, connection: ClientConnection) -> Echo:
@@ -121,18 +121,18 @@ BAD_CHUNK = b"1\r\nab\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
 class Flood(Echo):
     """Answers with more than the sockets' buffers take."""
 
-    said: list[str]
+    printed: list[str]
 
     def request_end(self) -> None:
-        self.said = []
+        self.printed = []
         size = 1 << 24
         self.connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size))
 
     def pause_response(self) -> None:
-        self.said.append("pause")
+        self.printed.append("pause")
 
     def resume_response(self) -> None:
-        self.said.append("resume")
+        self.printed.append("resume")
 
 
 def test_half_a_close_cuts_a_response_that_nobody_reads() -> None:
@@ -141,7 +141,7 @@ def test_half_a_close_cuts_a_response_that_nobody_reads() -> None:
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
-        await until(lambda: bool(opened) and opened[0].said == ["pause"])  # type: ignore[attr-defined]
+        await until(lambda: bool(opened) and opened[0].printed == ["pause"])  # type: ignore[attr-defined]
         writer.write_eof()
         await until(lambda: opened[0].gone)
 
@@ -250,18 +250,18 @@ def test_a_chunked_body_ends_where_it_ends_however_it_is_cut(
 ) -> None:
     message = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
     stream = message + following
-    body, passed, found, at = ChunkedBody(lenient=lenient), b"", b"", 0
+    body, passed, actual, at = ChunkedBody(lenient=lenient), b"", b"", 0
     for cut in [*sorted(min(cut, len(stream)) for cut in cuts), len(stream)]:
         piece = stream[at:cut]
-        raw, data, taken = body.feed(piece)
+        raw, data, consumed = body.feed(piece)
         passed += raw
-        found += data
-        at += taken
-        if taken < len(piece):
+        actual += data
+        at += consumed
+        if consumed < len(piece):
             break
     assert (body.complete, body.odd) == (True, False)
     assert passed == message
-    assert found == b"".join(chunks)
+    assert actual == b"".join(chunks)
     assert at == len(message)
 
 
@@ -269,7 +269,7 @@ def test_a_chunked_body_ends_where_it_ends_however_it_is_cut(
 def test_upload_of_tiny_chunks_yields_to_other_clients(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    """Between two reads of another client, at most one turn's chunks of the upload are read."""
+    """Between two reads of another client, at most the chunks of one turn of the upload are parsed."""
     sizes: list[int] = []
     between: list[int] = []
 
@@ -286,15 +286,15 @@ def test_upload_of_tiny_chunks_yields_to_other_clients(
         server = Server(new_handler)
         port = await listen(server)
         _, upload = await asyncio.open_connection("127.0.0.1", port)
-        reader, other = await asyncio.open_connection("127.0.0.1", port)
+        reader, second = await asyncio.open_connection("127.0.0.1", port)
         upload.write(b"POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100_000)
         for _ in range(20):
-            other.write(b"GET / HTTP/1.1\r\nHost: t\r\n\r\n")
+            second.write(b"GET / HTTP/1.1\r\nHost: t\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(len(b"GET / "))
         while sum(sizes) < 100_000:  # noqa: ASYNC110  the handler has no event for a read
             await asyncio.sleep(0)
-        for writer in (upload, other):
+        for writer in (upload, second):
             writer.close()
         await server.drain(1)
 

@@ -39,7 +39,7 @@ def test_event_is_returned_by_the_read_that_completes_it() -> None:
 @pytest.mark.parametrize(
     ("pieces", "events"),
     [
-        # A read that looks like one whole event, and is not one, or not only that.
+        # A read that resembles one complete event, but is not.
         ([b"data: a\n\n", b"data: b\r\n\n", b"data: c\n\n"], [b"a", b"b", b"c"]),
         ([b"data: a\n\n", b"data: b\rdata: c\n\n"], [b"a", b"b\nc"]),
         ([b"data: a\n\n", b"data: b\n", b"data: c\n\n", b"data: d\n\n"], [b"a", b"b\nc", b"d"]),
@@ -66,8 +66,8 @@ def test_event_of_many_reads_is_scanned_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(stream, "_pending", Counting())
     event = b"data: " + b"x" * 16_000_000
     pieces = [event[at : at + 2_000] for at in range(0, len(event), 2_000)] + [b"\n", b"\n"]
-    events = [found for piece in pieces for found in stream.feed(piece)]
-    assert [len(found) for found in events] == [16_000_000]
+    events = [actual for piece in pieces for actual in stream.feed(piece)]
+    assert [len(actual) for actual in events] == [16_000_000]
     assert looked_at < 2 * len(event)
 
 

@@ -13,7 +13,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Peer:
-    """Answers a connection's first request and does what ``second`` says with its second."""
+    """Responds to the first request of a connection, and handles the second by ``second``."""
 
     def __init__(self, second: bytes, delay_s: float = 0.0) -> None:
         self.second, self.delay_s = second, delay_s
@@ -38,7 +38,7 @@ class Peer:
 
 
 def ask_twice(peer: Peer) -> Exchange:
-    """Two requests, one after the other; the second one's exchange."""
+    """Send two requests in sequence; return the second exchange."""
     exchanges: list[Exchange] = []
 
     async def main() -> None:

@@ -58,7 +58,7 @@ class Exchange:
 
 
 class Client:
-    """Sends requests to one server over kept connections."""
+    """Sends requests to one server over keep-alive connections."""
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin

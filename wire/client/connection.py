@@ -218,7 +218,7 @@ class ServerConnection(Connection, asyncio.Protocol):
     def _parse_head(self, sink: ResponseSink, data: bytes, *, more: bool) -> None:
         head = parse_response_head(data)
         if head.status == SWITCHING_PROTOCOLS:
-            raise FramingError("protocol switch that nobody asked for")
+            raise FramingError("a protocol switch that was not requested")
         if head.informational:
             self._num_informational += 1
             if self._num_informational > MAX_INFORMATIONAL:

@@ -1,4 +1,4 @@
-"""The router's own index of prefixes against a slow, obvious one."""
+"""Prefix index of the router against a slow oracle."""
 
 from collections.abc import Sequence
 
@@ -15,22 +15,22 @@ class SlowIndex:
         self.engines, self.capacity, self.lag_s = engines, capacity, lag_s
         self.sendings: list[tuple[float, int, Sequence[int]]] = []
 
-    def held(self, engine: int, now_s: float) -> set[int]:
+    def cached_keys(self, engine: int, now_s: float) -> set[int]:
         order: list[int] = []
         for at_s, where, blocks in self.sendings:
             if where == engine and at_s + self.lag_s <= now_s:
                 for key in reversed(blocks):
-                    order = [*(other for other in order if other != key), key]
+                    order = [*(second for second in order if second != key), key]
         return set(order[-self.capacity :])
 
     def overlaps(self, blocks: Sequence[int], now_s: float) -> list[int]:
-        found = []
+        actual = []
         for engine in range(self.engines):
-            held, count = self.held(engine, now_s), 0
-            while count < len(blocks) and blocks[count] in held:
+            cached_keys, count = self.cached_keys(engine, now_s), 0
+            while count < len(blocks) and blocks[count] in cached_keys:
                 count += 1
-            found.append(count)
-        return found
+            actual.append(count)
+        return actual
 
 
 def chain(branches: Sequence[int]) -> list[int]:
@@ -55,11 +55,11 @@ def test_index_equals_the_oracle(
     engines: int, capacity: int, lag_s: float, steps: list[tuple[int, list[int], list[int], int]]
 ) -> None:
     index, slow = PrefixIndex(engines, capacity_blocks=capacity, lag_s=lag_s), SlowIndex(engines, capacity, lag_s)
-    for now, (drawn, sent, asked, forgotten) in enumerate(steps):
-        engine = drawn % engines
+    for now, (used, sent, requested, forgotten) in enumerate(steps):
+        engine = used % engines
         index.sent(engine, sent, float(now))
         slow.sendings.append((float(now), engine, sent))
-        assert index.overlaps(asked, float(now)) == slow.overlaps(asked, float(now))
+        assert index.overlaps(requested, float(now)) == slow.overlaps(requested, float(now))
         if forgotten == 0:
             index.forget(engine)
             slow.sendings = [sending for sending in slow.sendings if sending[1] != engine]

@@ -72,22 +72,22 @@ def test_policies_see_healthy_engines_or_all_if_none_is_healthy() -> None:
 def test_a_learner_is_notified_of_dispatch_and_end() -> None:
     class Learning:
         def __init__(self) -> None:
-            self.told: list[tuple[str, int, int]] = []
+            self.reported: list[tuple[str, int, int]] = []
 
         def __call__(self, _: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:
             return len(engines) - 1
 
         def sent(self, request: RoutedRequest, engine: RoutedEngine) -> None:
-            self.told.append(("sent", request.number, engine.index))
+            self.reported.append(("sent", request.number, engine.index))
 
         def ended(self, request: RoutedRequest, engine: RoutedEngine, now_s: float) -> None:
-            self.told.append((f"ended at {now_s:g}", request.number, engine.index))
+            self.reported.append((f"ended at {now_s:g}", request.number, engine.index))
 
     policy = Learning()
     router = Router(NAMES, policy)
-    # The chosen engine was not reached: the request went to the other one.
+    # The chosen engine was unreachable: the request was sent to the second engine.
     assert router.choose(request(4)) == 1
     router.sent(request(4), 0)
     router.ended(4, 7.5)
     router.ended(4, 8.5)
-    assert policy.told == [("sent", 4, 0), ("ended at 7.5", 4, 0)]
+    assert policy.reported == [("sent", 4, 0), ("ended at 7.5", 4, 0)]

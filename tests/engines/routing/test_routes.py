@@ -1,4 +1,4 @@
-"""``--route``: settings in one word, and users' own policies."""
+"""``--route``: settings, and policies of a user's file."""
 
 from pathlib import Path
 

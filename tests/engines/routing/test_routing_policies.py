@@ -58,7 +58,7 @@ def test_session_hash_is_sticky_and_mostly_so_after_adding_an_engine() -> None:
     of_five = [session_hash(request(9, name), idle(5)) for name in names]
     assert min(Counter(of_four).values()) > 400
     moved = sum(before != after for before, after in zip(of_four, of_five, strict=True))
-    assert moved == of_five.count(4)  # nobody moves but to the new one
+    assert moved == of_five.count(4)  # sessions move only to the new engine
     # Without a session it is the first block that decides, without any block nothing but the turn.
     assert session_hash(request(1), idle(4)) == session_hash(request(2, blocks=3), idle(4))
     assert [session_hash(request(number, blocks=0), idle(4)) for number in range(3)] == [0, 1, 2]
@@ -78,14 +78,14 @@ def test_removing_an_engine_moves_only_its_sessions(sessions: list[bytes], count
 
 
 def test_longest_prefix_wins_unless_short_or_engine_overloaded() -> None:
-    holder, other = engine(4, 6), engine(0, 2)
-    assert longest_prefix(request(), [other, holder, other]) == 1
+    holder, second = engine(4, 6), engine(0, 2)
+    assert longest_prefix(request(), [second, holder, second]) == 1
     # Two of ten blocks are too few to queue for.
     assert longest_prefix(request(), [engine(4, 2), engine()]) == 1
     # Twelve requests against three: whatever it holds.
     assert longest_prefix(request(), [engine(12, 9), engine(3)]) == 1
     assert longest_prefix(request(), [engine(11, 9), engine(3)]) == 0
-    # Several hold as much: the one with less to do.
+    # Equal prefix hits: the least loaded engine.
     assert longest_prefix(request(), [engine(5, 6), engine(4, 6)]) == 1
 
 

@@ -1,4 +1,4 @@
-"""The admin port's pages, in this process: what they say, what they never hold, who may read them."""
+"""Admin pages, in this process: health, readiness, metrics, access."""
 
 import asyncio
 import json
@@ -64,7 +64,7 @@ def test_healthz_and_readyz_differ() -> None:
     ("changes", "reachable", "reasons"),
     [
         ({}, {UPSTREAM: True}, []),
-        ({}, {UPSTREAM: False, "http://other": True}, []),  # one of them is enough
+        ({}, {UPSTREAM: False, "http://other": True}, []),  # one reachable upstream is enough
         ({}, {UPSTREAM: False}, ["no upstream accepts connections"]),
         ({"workers_up": 0, "draining": True}, {UPSTREAM: True}, ["the tap is draining", "no worker is up"]),
         ({"recorder_up": False}, {UPSTREAM: True}, []),  # a tap that serves stays in service
@@ -168,13 +168,13 @@ def test_dashboard_uses_every_metric_with_existing_labels(families: dict[str, Me
         for family in families.values()
         for sample in family.samples
     }
-    drawn: set[str] = set()
+    used: set[str] = set()
     for text in [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]:
         names = re.findall(r"kvtape_tap_\w+", text)
-        drawn.update(names)
-        grouped = {label.strip() for found in re.findall(r" by \(([^)]*)\)", text) for label in found.split(",")}
+        used.update(names)
+        grouped = {label.strip() for actual in re.findall(r" by \(([^)]*)\)", text) for label in actual.split(",")}
         assert all(grouped <= labels[name] for name in names), text
-    undrawn = {family.name for family in families.values() if not any(name.startswith(family.name) for name in drawn)}
+    undrawn = {family.name for family in families.values() if not any(name.startswith(family.name) for name in used)}
     assert undrawn == set()
 
 
@@ -191,15 +191,15 @@ def test_every_metric_is_documented(families: dict[str, Metric]) -> None:
 def test_admin_pages_respond_despite_incomplete_requests(lab: Any) -> None:
     async def scenario() -> None:
         async with upstream_of(lab) as port, lab.command(port, "--admin", "127.0.0.1:0", "--workers", "2") as tap:
-            found = re.search(r"admin pages on (http://\S+)", tap.output)
-            assert found is not None
-            address = urlsplit(found[1])
+            actual = re.search(r"admin pages on (http://\S+)", tap.output)
+            assert actual is not None
+            address = urlsplit(actual[1])
             dripping = [socket.create_connection((address.hostname, address.port)) for _ in range(300)]
             for sock in dripping:
                 sock.sendall(b"GET /healthz HTTP/1.1\r\nX-Slow: 1")
 
             def page(path: str, method: str = "GET") -> httpx.Response:
-                return httpx.request(method, found[1] + path, timeout=30)
+                return httpx.request(method, actual[1] + path, timeout=30)
 
             for _ in range(5):
                 assert b"200 OK" in await tap.post("/v1/completions", COMPLETION)

@@ -1,4 +1,4 @@
-"""Shared memory about upstreams: what one worker writes, the others and its successor read."""
+"""Shared memory of upstreams: load and prefix tables, shared by workers."""
 
 from tap.ipc.sharedmemory import BoardSize, UpstreamBoard
 

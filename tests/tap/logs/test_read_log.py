@@ -64,11 +64,11 @@ def test_all_row_forms_give_the_same_prompt(tmp_path: Path, model: str, wrap: An
     flags = ("--model", "m")
     plain = read(tmp_path, chat("hello"), chat("who are you"), tokenizer=model, flags=flags)
     wrapped = read(tmp_path, wrap(chat("hello")), wrap(chat("who are you")), tokenizer=model, flags=flags)
-    assert [found.block_hashes for found in wrapped] == [found.block_hashes for found in plain]
+    assert [actual.block_hashes for actual in wrapped] == [actual.block_hashes for actual in plain]
     assert plain[0].block_hashes is not None
     assert plain[1].block_hashes is not None
     assert plain[0].block_hashes[0] == plain[1].block_hashes[0]
-    assert {found.endpoint for found in wrapped} == {"/v1/chat/completions"}
+    assert {actual.endpoint for actual in wrapped} == {"/v1/chat/completions"}
 
 
 def test_times_ids_and_usage_of_a_gateways_row(tmp_path: Path) -> None:
@@ -90,16 +90,16 @@ def test_times_ids_and_usage_of_a_gateways_row(tmp_path: Path) -> None:
 
 def test_batch_output_is_read_with_its_request(tmp_path: Path) -> None:
     body = {"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": 20, "completion_tokens": 1}}
-    (found,) = read(tmp_path, {"body": chat("a"), "response": {"status_code": 200, "body": body}})
-    assert (found.prompt_tokens, found.output_tokens, found.http_status) == (20, 1, 200)
+    (actual,) = read(tmp_path, {"body": chat("a"), "response": {"status_code": 200, "body": body}})
+    assert (actual.prompt_tokens, actual.output_tokens, actual.http_status) == (20, 1, 200)
 
 
 def test_log_without_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = read(tmp_path, chat("a"), {"note": "no request"}, chat("b"))
-    assert [found.arrival_ms for found in records] == [0.0, 2000.0]
-    said = capsys.readouterr().err
-    assert "1 rows skipped: no request body" in said
-    assert "no times in the log: requests are spaced 1 s apart" in said
+    assert [actual.arrival_ms for actual in records] == [0.0, 2000.0]
+    printed = capsys.readouterr().err
+    assert "1 rows skipped: no request body" in printed
+    assert "no times in the log: requests are spaced 1 s apart" in printed
 
 
 @pytest.mark.parametrize(

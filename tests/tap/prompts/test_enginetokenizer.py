@@ -19,7 +19,7 @@ class TokenizingEngine(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[tuple[str, Any]] = []
+        self.requested: list[tuple[str, Any]] = []
         self.answers: dict[str, tuple[int, Any]] = {"/tokenize": (200, {"count": 3, "tokens": [7, 8, 9]})}
 
     @property
@@ -36,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.asked.append((self.path, json.loads(body)))
+        self.server.requested.append((self.path, json.loads(body)))
         status, answer = self.server.answers[self.path]
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
@@ -60,9 +60,9 @@ def engine() -> Iterator[TokenizingEngine]:
 
 @pytest.fixture
 def tokenizer(engine: TokenizingEngine) -> Iterator[EngineTokenizer]:
-    made = EngineTokenizer(engine.url, "vllm")
-    yield made
-    made.close()
+    built = EngineTokenizer(engine.url, "vllm")
+    yield built
+    built.close()
 
 
 def reason(tokenizer: EngineTokenizer, text: str) -> str:
@@ -75,7 +75,7 @@ def test_token_ids_of_equal_prompts_are_cached(engine: TokenizingEngine, tokeniz
     for _ in range(3):
         assert list(tokenizer.encode_text("hello", add_special_tokens=True)) == [7, 8, 9]
     assert list(tokenizer.encode_text("hello", add_special_tokens=False)) == [7, 8, 9]
-    assert engine.asked == [
+    assert engine.requested == [
         ("/tokenize", {"prompt": "hello", "add_special_tokens": True}),
         ("/tokenize", {"prompt": "hello", "add_special_tokens": False}),
     ]
@@ -91,7 +91,7 @@ def test_chat_tokenize_request_has_all_prompt_fields(engine: TokenizingEngine, t
     }  # fmt: skip
     tokenizer.encode_chat(body)
     tokenizer.encode_chat({"messages": messages, "continue_final_message": True})
-    assert engine.asked == [
+    assert engine.requested == [
         (
             "/tokenize",
             {
@@ -110,8 +110,8 @@ def test_llamacpp_renders_the_chat_first(engine: TokenizingEngine) -> None:
     llamacpp = EngineTokenizer(engine.url, "llamacpp")
     assert list(llamacpp.encode_chat({"messages": [{"role": "user", "content": "x"}]})) == [7, 8, 9]
     llamacpp.close()
-    assert [path for path, _ in engine.asked] == ["/apply-template", "/tokenize"]
-    assert engine.asked[1][1] == {"content": "<user>x", "add_special": True, "parse_special": True}
+    assert [path for path, _ in engine.requested] == ["/apply-template", "/tokenize"]
+    assert engine.requested[1][1] == {"content": "<user>x", "add_special": True, "parse_special": True}
 
 
 @pytest.mark.parametrize("status", [401, 404])
@@ -124,7 +124,7 @@ def test_engine_without_tokenize_is_paused(engine: TokenizingEngine, status: int
     hasty = EngineTokenizer(engine.url, "vllm", pause_s=0)
     assert reason(hasty, "a") == reason(hasty, "b") == f"engine_tokenizer_http_{status}"
     hasty.close()
-    assert len(engine.asked) == 3
+    assert len(engine.requested) == 3
 
 
 def test_timed_out_engine_is_paused(engine: TokenizingEngine) -> None:
@@ -138,7 +138,7 @@ def test_timed_out_engine_is_paused(engine: TokenizingEngine) -> None:
 
 
 class _Waiting(dict[str, tuple[int, Any]]):
-    """Answers only when it is told to."""
+    """Responds only on demand."""
 
     def __init__(self, released: threading.Event) -> None:
         super().__init__()
@@ -158,4 +158,4 @@ def test_unsupported_prompts_are_not_sent(
 ) -> None:
     with pytest.raises(UntokenizableError) as caught:
         tokenizer.encode_chat(body)
-    assert (caught.value.reason, engine.asked) == (why, [])
+    assert (caught.value.reason, engine.requested) == (why, [])

@@ -1,4 +1,4 @@
-"""Ids by segment against the same tokenizer's ids of the whole text: equal for whatever is said, at a turn's cost."""
+"""Token ids by cached segment equal the token ids of the complete text, at the cost of a turn."""
 
 import json
 from collections.abc import Callable
@@ -48,8 +48,8 @@ def model(model_folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def whole(model_folder: Path) -> Callable[[str], list[int]]:
-    """The oracle: the file read by the tokenizers library, the text encoded in one piece."""
+def complete(model_folder: Path) -> Callable[[str], list[int]]:
+    """Oracle: the tokenizers library encodes the complete text."""
     tokenizer = tokenizers.Tokenizer.from_file(str(model_folder / "tokenizer.json"))
 
     def encode(text: str) -> list[int]:
@@ -63,19 +63,19 @@ MARKS = (
     "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<|endoftext|>", "<｜User｜>", "<｜Assistant｜>",
     "<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>", "<|im_", "<｜", "｜>", "<", "<|EOT|>", "<｜tool▁call▁begin｜>",
 )  # fmt: skip
-SAID = st.one_of(
+TEXTS = st.one_of(
     st.text(max_size=12),
     st.sampled_from(["the sea ", " sails", "\n", "\n\n", "  ", " \t ", "1234567", "it's", "é", "e\u0301", "船", "🙂"]),
 )
-TEXT = st.lists(st.one_of(st.sampled_from(MARKS), SAID), max_size=14).map("".join)
+TEXT = st.lists(st.one_of(st.sampled_from(MARKS), TEXTS), max_size=14).map("".join)
 
 
 @settings(deadline=None, max_examples=60)
 @given(text=TEXT)
-def test_cached_encoding_equals_uncached_encoding(model: Any, whole: Callable[[str], list[int]], text: str) -> None:
+def test_cached_encoding_equals_uncached_encoding(model: Any, complete: Callable[[str], list[int]], text: str) -> None:
     assert model.segments is not None
     for _ in range(2):  # the second time from what is kept
-        assert list(model.encode_text(text, add_special_tokens=False)) == whole(text)
+        assert list(model.encode_text(text, add_special_tokens=False)) == complete(text)
     assert list(model.encode_text(text, add_special_tokens=True)) == list(model._encode_uncached(text, special=True))
     model.segments.recent.check_integrity()
 
@@ -92,25 +92,25 @@ TOOLS = [{"type": "function", "function": {"name": "sail", "description": "Go <|
 @settings(deadline=None, max_examples=60)
 @given(messages=st.lists(MESSAGE, min_size=1, max_size=6), tools=st.sampled_from([None, TOOLS]))
 def test_chat_token_ids_equal_its_rendered_text(
-    model: Any, whole: Callable[[str], list[int]], messages: list[dict[str, Any]], tools: Any
+    model: Any, complete: Callable[[str], list[int]], messages: list[dict[str, Any]], tools: Any
 ) -> None:
     body = {"messages": messages, "tools": tools}
-    assert list(model.encode_chat(body)) == whole(model.render(body))
+    assert list(model.encode_chat(body)) == complete(model.render(body))
 
 
-def test_chat_turns_tokenize_only_new_text(model: Any, whole: Callable[[str], list[int]]) -> None:
+def test_chat_turns_tokenize_only_new_text(model: Any, complete: Callable[[str], list[int]]) -> None:
     messages: list[dict[str, Any]] = [{"role": "system", "content": "You are a patient sailor. " * 200}]
     model.segments.encoded_chars = 0
-    encoded_whole = 0
+    encoded_uncached = 0
     for turn in range(20):
         messages.append({"role": "user", "content": f"Turn {turn}: and what of the ships? " * 20})
         rendered = model.render({"messages": messages, "tools": TOOLS})
-        assert list(model.encode_chat({"messages": messages, "tools": TOOLS})) == whole(rendered)
-        encoded_whole += len(rendered)
+        assert list(model.encode_chat({"messages": messages, "tools": TOOLS})) == complete(rendered)
+        encoded_uncached += len(rendered)
         messages.append({"role": "assistant", "content": f"They sail, for the {turn}th time. " * 30})
     new_text = len(model.render({"messages": messages, "tools": TOOLS}))
     assert model.segments.encoded_chars <= new_text, "each piece once"
-    assert encoded_whole > 8 * new_text, "what it would have cost otherwise"
+    assert encoded_uncached > 8 * new_text, "what it would have cost otherwise"
 
 
 def small_tokenizer(**stages: Any) -> Any:

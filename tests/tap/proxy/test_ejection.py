@@ -1,4 +1,4 @@
-"""An upstream that fails is out for a while, and comes back by one trial."""
+"""Ejection of a failing upstream, and its readmission by a trial request."""
 
 from tap.proxy.ejection import Ejection
 

@@ -40,7 +40,7 @@ requests = st.fixed_dictionaries(
 )
 
 
-def asked_for(fields: dict[str, Any], endpoint: str, dialect: DialectName) -> tuple[Any, frozenset[Injection]]:
+def requested_fields(fields: dict[str, Any], endpoint: str, dialect: DialectName) -> tuple[Any, frozenset[Injection]]:
     """The oracle: the request as it is to reach the engine, and what was added to it."""
 
     prompt = ("messages",) if endpoint == CHAT else ("prompt", "prompt_embeds")
@@ -76,7 +76,7 @@ def test_injected_request_body(
     text = padding + json.dumps(fields, separators=spacing, ensure_ascii=not padding) + padding
     body = text.encode(errors="surrogatepass")
     injected, added = inject(body, endpoint, dialect, BOTH)
-    expected, expected_added = asked_for(fields, endpoint, dialect)
+    expected, expected_added = requested_fields(fields, endpoint, dialect)
     assert (json.loads(injected.decode(errors="surrogatepass")), added) == (expected, expected_added)
     if not added:
         assert injected == body

@@ -46,7 +46,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
-def asked(request: Any) -> dict[str, bool]:
+def requested(request: Any) -> dict[str, bool]:
     """What a request asks vLLM for, as vLLM reads it."""
     fields = json.loads(request.body)
     return {
@@ -60,8 +60,8 @@ def endpoint_of(request: Any) -> str:
 
 
 async def like_vllm(request: Any) -> None:
-    """Answers streamed requests with an event a chunk, others with one body of known length."""
-    answer, wants = ANSWERS[endpoint_of(request)], asked(request)
+    """Responds to streams with one event per chunk, to other requests with Content-Length."""
+    answer, wants = ANSWERS[endpoint_of(request)], requested(request)
     if json.loads(request.body).get("stream"):
         request.write_sse_head()
         for event in vllm.stream_events(answer, **wants):
@@ -70,7 +70,7 @@ async def like_vllm(request: Any) -> None:
             await asyncio.sleep(0)
         request.end_chunks()
     else:
-        body = vllm.whole_body(answer, ids=wants["ids"])
+        body = vllm.full_body(answer, ids=wants["ids"])
         request.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nX-A: b\r\n" % len(body))
         request.write(b"content-type: application/json\r\n\r\n" + body)
 
@@ -97,7 +97,7 @@ def test_client_stream_is_unchanged_and_record_has_usage_and_token_ids(lab: Any,
     async def scenario() -> None:
         async with lab.tap(like_vllm, inject=frozenset(wanted)) as (tap, upstream):
             response = await tap.post(path, REQUESTS[path] | {"stream": True})
-            assert asked(upstream.requests[0]) == {"usage": "usage" in wanted, "ids": "token-ids" in wanted}
+            assert requested(upstream.requests[0]) == {"usage": "usage" in wanted, "ids": "token-ids" in wanted}
             assert unchunked(response.raw_body) == plain_stream(path)
             assert response.head == (
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
@@ -144,7 +144,7 @@ def test_client_requested_fields_are_relayed_unchanged(lab: Any) -> None:
     written: list[bytes] = []
 
     async def script(request: Any) -> None:
-        events = vllm.stream_events(ANSWERS[CHAT], **asked(request))
+        events = vllm.stream_events(ANSWERS[CHAT], **requested(request))
         written.extend(b"%x;ext\r\n%b\r\n" % (len(event), event) for event in events)
         request.write_sse_head()
         for piece in written:
@@ -237,7 +237,7 @@ def test_errors_and_non_streams_are_unchanged(lab: Any, status: bytes, content_t
         async with lab.tap(script, inject=BOTH) as (tap, upstream):
             response = await tap.post(TEXT, REQUESTS[TEXT] | {"stream": True})
             assert response.raw == head + b"Connection: close\r\n\r\n" + body
-            assert asked(upstream.requests[0]) == {"usage": True, "ids": True}
+            assert requested(upstream.requests[0]) == {"usage": True, "ids": True}
 
     asyncio.run(scenario())
 
@@ -260,7 +260,7 @@ def test_compressed_response_is_unchanged_and_counted(lab: Any) -> None:
 
 def test_event_stream_with_content_length_is_chunked(lab: Any) -> None:
     async def script(request: Any) -> None:
-        stream = b"".join(vllm.stream_events(ANSWERS[TEXT], **asked(request)))
+        stream = b"".join(vllm.stream_events(ANSWERS[TEXT], **requested(request)))
         request.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
         request.write(b"Content-Length: %d\r\n\r\n%b" % (len(stream), stream))
 
@@ -276,7 +276,7 @@ def test_event_stream_with_content_length_is_chunked(lab: Any) -> None:
 def test_lost_upstream_leaves_no_partial_event(lab: Any) -> None:
     async def script(request: Any) -> None:
         request.write_sse_head()
-        events = b"".join(vllm.stream_events(ANSWERS[TEXT], **asked(request)))
+        events = b"".join(vllm.stream_events(ANSWERS[TEXT], **requested(request)))
         cut = events[: events.index(b"length") + 3]
         request.write(b"%x\r\n%b\r\n" % (len(cut), cut))
         await request.writer.drain()
@@ -318,8 +318,8 @@ def test_injection_follows_the_dialect_of_the_connected_upstream(lab: Any, free_
             for dialect in (None, "sglang", "vllm"):
                 entries = [UpstreamEntry(first, 0, dialect="vllm"), UpstreamEntry(second, 1, dialect=dialect)]
                 tap.relays.upstreams.reload(entries)
-                for kept in tap.relays.upstreams.all:
-                    kept.ejection = Ejection(0)
+                for remaining in tap.relays.upstreams.all:
+                    remaining.ejection = Ejection(0)
                 response = await tap.post(CHAT, {**REQUESTS[CHAT], "stream": True})
                 assert response.status == 200
             return [json.loads(request.body) for request in upstream.requests]

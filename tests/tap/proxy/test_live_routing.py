@@ -58,14 +58,14 @@ def test_shared_prefixes_go_to_the_same_upstream_unchanged(lab: Any, policy: str
     assert all(record.upstream for record in lab.records)
 
 
-async def slow_post(tap: Any, start: bytes, rest: bytes, upstreams: Sequence[Any], framing: bytes) -> bytes:
+async def slow_post(tap: Any, start: bytes, remainder: bytes, upstreams: Sequence[Any], framing: bytes) -> bytes:
     """Send a part of the request, wait until an upstream has its head, then send the rest."""
     reader, writer = await tap.connect()
     writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\n" + framing + b"\r\n" + start)
     async with asyncio.timeout(30):
         while not any(one.connections for one in upstreams):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-    writer.write(rest)
+    writer.write(remainder)
     raw: bytes = await reader.read()
     writer.close()
     return raw
@@ -110,9 +110,9 @@ def test_client_that_disconnects_before_routing_sends_nothing(lab: Any) -> None:
     assert sorted(record.status for record in lab.records) == ["client_abort", "ok"]
 
 
-def end_wait(upstreams: Upstreams, place: int) -> None:
+def end_wait(upstreams: Upstreams, index: int) -> None:
     """As if the time of an ejection had passed."""
-    upstreams.all[place].ejection.until_s = 1e-6
+    upstreams.all[index].ejection.until_s = 1e-6
 
 
 def test_upstream_with_consecutive_errors_is_ejected_and_retried(lab: Any) -> None:
@@ -157,12 +157,12 @@ def picked(upstreams: Upstreams, session: str | None, keys: Sequence[int] = ()) 
 
 def test_load_is_summed_over_live_workers() -> None:
     board = UpstreamBoard(size=BoardSize(workers=2))
-    mine, other = (
+    mine, second = (
         Upstreams([entry(0), entry(1)], live_policy("least-loaded"), board=board, worker=worker) for worker in (0, 1)
     )
-    held = [other.pick(head()) for _ in range(3)]
-    for assignment in held:
-        assignment.upstream = other.all[0]
+    cached_keys = [second.pick(head()) for _ in range(3)]
+    for assignment in cached_keys:
+        assignment.upstream = second.all[0]
         assignment.begin()
     assert [picked(mine, None) for _ in range(4)] == ["http://engine-1:8000"] * 4
     board.forget_worker(1)
@@ -172,12 +172,12 @@ def test_load_is_summed_over_live_workers() -> None:
 def test_prefix_table_is_shared_by_workers_and_survives_a_crash() -> None:
     board = UpstreamBoard(size=BoardSize(workers=2))
     entries = [entry(0), entry(1), entry(2)]
-    keys = [[number * 10 + place + 1 for place in range(4)] for number in range(6)]
+    keys = [[number * 10 + index + 1 for index in range(4)] for number in range(6)]
     first = Upstreams(entries, live_policy("prefix"), board=board)
-    where = [picked(first, None, some) for some in keys]
+    where = [picked(first, None, sample) for sample in keys]
     for worker in (0, 1):
         another = Upstreams(entries, live_policy("prefix"), board=board, worker=worker)
-        assert [picked(another, None, some) for some in reversed(keys)] == where[::-1]
+        assert [picked(another, None, sample) for sample in reversed(keys)] == where[::-1]
 
 
 @settings(max_examples=15)
@@ -193,61 +193,61 @@ def test_prefix_evictions_move_no_session(policy: str, random: Any) -> None:
         number = random.randrange(20)
         session, keys = f"s{number}", prefixes[number % 12]
         lines = f"X-Session-ID: {session}\r\nContent-Length: 40000\r\n"
-        asked = parse_request_head(f"POST / HTTP/1.1\r\nHost: t\r\n{lines}\r\n".encode())
+        requested = parse_request_head(f"POST / HTTP/1.1\r\nHost: t\r\n{lines}\r\n".encode())
         home = homes.get(session)
-        known = home is not None and 8 * home.prefix_table.overlap(keys) >= 7 * len(keys)
-        assignment = upstreams.pick(asked, keys)
-        assert not known or assignment.upstream is home
+        current = home is not None and 8 * home.prefix_table.overlap(keys) >= 7 * len(keys)
+        assignment = upstreams.pick(requested, keys)
+        assert not current or assignment.upstream is home
         homes[session] = assignment.upstream
         assignment.begin()
         assignment.end()
 
 
 def test_sessions_with_a_long_shared_prefix_are_sticky() -> None:
-    """As conversations on one system prompt of 40 KB: all keys of both are the same, and both upstreams know them."""
+    """Conversations with a shared system prompt of 40 KB: equal prefix keys, cached on both upstreams."""
     keys = list(range(1, 33))
 
-    def asked(session: str) -> RequestHead:
+    def requested(session: str) -> RequestHead:
         lines = f"X-Session-ID: {session}\r\nContent-Length: 40000\r\n"
         return parse_request_head(f"POST /v1/completions HTTP/1.1\r\nHost: t\r\n{lines}\r\n".encode())
 
     for policy in ("prefix", "cost", "workload"):
         upstreams = Upstreams([entry(0), entry(1)], live_policy(policy))
-        first, other = upstreams.all
+        first, second = upstreams.all
         for one in upstreams.all:
             one.prefix_table.add(keys)
         sent = []
         for number in range(2):  # at once, so that they part
-            sent.append(upstreams.pick(asked(f"s{number}"), keys))
+            sent.append(upstreams.pick(requested(f"s{number}"), keys))
             sent[-1].begin()
-        assert {assignment.upstream for assignment in sent} == {first, other}, policy
+        assert {assignment.upstream for assignment in sent} == {first, second}, policy
         for assignment in sent:
             assignment.end()
         for _ in range(3):
             for number, before in enumerate(sent):
-                again = upstreams.pick(asked(f"s{number}"), keys)
+                again = upstreams.pick(requested(f"s{number}"), keys)
                 again.begin()
                 again.end()
                 assert again.upstream is before.upstream, policy
         assert sum(one.hit_blocks for one in upstreams.all) <= sum(one.prompt_blocks for one in upstreams.all)
         gone = sent[0].upstream
-        left = upstreams.pick(asked("s0"), keys, [gone])
+        left = upstreams.pick(requested("s0"), keys, [gone])
         left.begin()
         left.end()
-        assert upstreams.pick(asked("s0"), keys).upstream is left.upstream is not gone, "its home has moved"
+        assert upstreams.pick(requested("s0"), keys).upstream is left.upstream is not gone, "its home has moved"
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(1, 6)), max_size=40), st.integers(2, 4))
 @pytest.mark.parametrize("policy", ["session", "prefix", "round-robin"])
 def test_live_and_simulated_routing_agree(policy: str, requests: list[tuple[int, bool, int]], count: int) -> None:
     """Session and prefix decide the same way in the tap and in the fleet simulated from its trace, by records' ids."""
-    entries = [entry(place) for place in range(count)]
+    entries = [entry(index) for index in range(count)]
     live = Upstreams(entries, live_policy(policy), key=KEY)
     knowledge = PrefixIndex(count, capacity_blocks=1 << 10) if POLICIES[policy].uses_cache else None
     simulated = Router([one.url for one in entries], POLICIES[policy].make(), knowledge=knowledge)
-    for number, (session, told, length) in enumerate(requests):
-        keys = [session * 100 + place + 1 for place in range(length)] if knowledge is not None else []
-        name = f"session {session}" if told else None
+    for number, (session, reported, length) in enumerate(requests):
+        keys = [session * 100 + index + 1 for index in range(length)] if knowledge is not None else []
+        name = f"session {session}" if reported else None
         recorded = None if name is None else keyed_id(KEY, "session", name)
         request = RoutedRequest(
             number=number,
@@ -257,10 +257,10 @@ def test_live_and_simulated_routing_agree(policy: str, requests: list[tuple[int,
             block_tokens=128.0,
             prompt_tokens=0,
         )
-        place = simulated.choose(request)
-        simulated.sent(request, place)
+        index = simulated.choose(request)
+        simulated.sent(request, index)
         simulated.ended(number, float(number))
-        assert picked(live, name, keys) == entries[place].url
+        assert picked(live, name, keys) == entries[index].url
 
 
 def raises(request: RoutedRequest, engines: Sequence[RoutedEngine]) -> int:

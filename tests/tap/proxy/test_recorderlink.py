@@ -19,7 +19,7 @@ _decoder = msgspec.msgpack.Decoder(CapturedExchange)
 
 
 class Recorder:
-    """A listening socket that is read only when the test says so."""
+    """Listening socket that is read on demand."""
 
     def __init__(self, path: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX)

@@ -16,7 +16,7 @@ def usage(prompt: int, output: int) -> dict[str, int]:
 
 
 def test_each_event_is_relayed_before_the_next(lab: Any) -> None:
-    """No coalescing and no waiting: the upstream writes an event only once the client has the one before."""
+    """No coalescing, no delay: the upstream writes an event after the client has received the previous event."""
     seen = asyncio.Event()
 
     async def script(request: Any) -> None:
@@ -139,9 +139,9 @@ def test_exception_in_upstream_load_loses_no_record() -> None:
     relay: Any = Relay.__new__(Relay)
     relay._ended, relay._unsent, relay._assignment = False, [], SimpleNamespace(end=fail)
     relay._capture = copy = SimpleNamespace(request_bytes=1, response_bytes=2)
-    link = SimpleNamespace(submit=lambda *found: submitted.append(found))
+    link = SimpleNamespace(submit=lambda *actual: submitted.append(actual))
     relay._relays = relays = SimpleNamespace(in_flight=1, bytes_in=0, bytes_out=0, link=link)
     with pytest.raises(ValueError, match=r"^$"):
         relay._end("ok", None)
-    assert [(found[0], *found[2:]) for found in submitted] == [(copy, "ok", None)]
+    assert [(actual[0], *actual[2:]) for actual in submitted] == [(copy, "ok", None)]
     assert (relays.in_flight, relays.bytes_in, relays.bytes_out) == (0, 1, 2)

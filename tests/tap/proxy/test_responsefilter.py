@@ -1,4 +1,4 @@
-"""Injected responses, filtered, are the bytes of the responses that nobody injected anything into."""
+"""Filtered responses equal the responses without injection, byte for byte."""
 
 import itertools
 from typing import Any
@@ -70,7 +70,7 @@ def filtered(reads: list[bytes], injected: frozenset[Injection], dialect: Dialec
 
 
 def cut(stream: bytes, at: list[int]) -> list[bytes]:
-    ends = sorted({min(place, len(stream)) for place in at} | {len(stream)})
+    ends = sorted({min(position, len(stream)) for position in at} | {len(stream)})
     return [stream[a:b] for a, b in itertools.pairwise([0, *ends])]
 
 
@@ -83,19 +83,19 @@ def cut(stream: bytes, at: list[int]) -> list[bytes]:
 def test_filtered_stream_equals_stream_without_injection(
     answer: Any, injected: frozenset[Injection], at: list[int], line_end: bytes
 ) -> None:
-    asked = vllm.stream_events(answer, usage="usage" in injected, ids="token-ids" in injected)
+    requested = vllm.stream_events(answer, usage="usage" in injected, ids="token-ids" in injected)
     plain = vllm.stream_events(answer, usage=False, ids=False)
-    reads = cut(b"".join(asked).replace(b"\n", line_end), at)
+    reads = cut(b"".join(requested).replace(b"\n", line_end), at)
     assert filtered(reads, injected) == b"".join(plain).replace(b"\n", line_end)
 
 
-@given(answer=answers(), ids_asked=st.booleans(), at=st.lists(st.integers(0, 4000), max_size=12))
-def test_client_requested_fields_stay(answer: Any, ids_asked: bool, at: list[int]) -> None:
+@given(answer=answers(), requests_ids=st.booleans(), at=st.lists(st.integers(0, 4000), max_size=12))
+def test_client_requested_fields_stay(answer: Any, requests_ids: bool, at: list[int]) -> None:
     """One of the two is the client's own, the other was added."""
-    injected: frozenset[Injection] = frozenset({"usage"} if ids_asked else {"token-ids"})
-    asked = vllm.stream_events(answer, usage=True, ids=True)
-    plain = vllm.stream_events(answer, usage=not ids_asked, ids=ids_asked)
-    assert filtered(cut(b"".join(asked), at), injected) == b"".join(plain)
+    injected: frozenset[Injection] = frozenset({"usage"} if requests_ids else {"token-ids"})
+    requested = vllm.stream_events(answer, usage=True, ids=True)
+    plain = vllm.stream_events(answer, usage=not requests_ids, ids=requests_ids)
+    assert filtered(cut(b"".join(requested), at), injected) == b"".join(plain)
 
 
 CHAT = vllm.Answer(
@@ -115,19 +115,19 @@ BOTH: frozenset[Injection] = frozenset({"usage", "token-ids"})
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
 def test_filter_does_not_depend_on_reads(line_end: bytes) -> None:
-    asked = b"".join(vllm.stream_events(CHAT, usage=True, ids=True)).replace(b"\n", line_end)
+    requested = b"".join(vllm.stream_events(CHAT, usage=True, ids=True)).replace(b"\n", line_end)
     plain = b"".join(vllm.stream_events(CHAT, usage=False, ids=False)).replace(b"\n", line_end)
-    assert plain != asked
-    for at in range(len(asked) + 1):
-        assert filtered([asked[:at], asked[at:]], BOTH) == plain
-    assert filtered([asked[at : at + 1] for at in range(len(asked))], BOTH) == plain
+    assert plain != requested
+    for at in range(len(requested) + 1):
+        assert filtered([requested[:at], requested[at:]], BOTH) == plain
+    assert filtered([requested[at : at + 1] for at in range(len(requested))], BOTH) == plain
 
 
 def test_each_event_is_written_with_the_read_that_completes_it() -> None:
     response = ResponseFilter(BOTH, "vllm")
-    asked = vllm.stream_events(CHAT, usage=True, ids=True)
+    requested = vllm.stream_events(CHAT, usage=True, ids=True)
     plain = vllm.stream_events(CHAT, usage=False, ids=False)
-    left = [out for event in asked if (out := response.feed(event))]
+    left = [out for event in requested if (out := response.feed(event))]
     assert left == plain
     assert response.finish() == b""
 
@@ -145,17 +145,17 @@ def test_unexpected_data_passes_unchanged(event: bytes) -> None:
 
 
 def test_older_vllm_announces_usage_by_nulls() -> None:
-    asked = b'data: {"choices":[{"index":0,"text":"a"}],"usage":null}\n\ndata: {"choices":[],"usage":{"a":1}}\n\n'
-    assert filtered([asked], BOTH) == b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
+    requested = b'data: {"choices":[{"index":0,"text":"a"}],"usage":null}\n\ndata: {"choices":[],"usage":{"a":1}}\n\n'
+    assert filtered([requested], BOTH) == b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
 
 
 def test_system_fingerprint_position() -> None:
     """It stands in the last event: with usage asked for that is the usage event, and it goes with it."""
     answer = vllm.Answer(True, [1], [vllm.Step(0, [2], {"content": "x"}, "stop")], fingerprint="vllm-0.32.0-abcdef12")
-    asked = b"".join(vllm.stream_events(answer, usage=True, ids=True))
+    requested = b"".join(vllm.stream_events(answer, usage=True, ids=True))
     plain = b"".join(vllm.stream_events(answer, usage=False, ids=False))
     moved = b',"system_fingerprint":"vllm-0.32.0-abcdef12"'
-    assert filtered([asked], BOTH) == plain.replace(moved, b"")
+    assert filtered([requested], BOTH) == plain.replace(moved, b"")
     ids_only = b"".join(vllm.stream_events(answer, usage=False, ids=True))
     assert filtered([ids_only], frozenset({"token-ids"})) == plain
 
@@ -175,10 +175,10 @@ def test_endless_event_passes_unfiltered(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_splitter_events_do_not_depend_on_reads(stream: bytes, at: list[int]) -> None:
     cutter, at_once = EventSplitter(), EventSplitter()
     pieces = [event for read in cut(stream, at) for event in cutter.feed(read)]
-    whole = at_once.feed(stream)
-    assert b"".join(whole) + at_once.flush() == stream
+    complete = at_once.feed(stream)
+    assert b"".join(complete) + at_once.flush() == stream
     assert b"".join(pieces) + cutter.flush() == stream
-    assert pieces == whole
+    assert pieces == complete
 
 
 @pytest.mark.parametrize(

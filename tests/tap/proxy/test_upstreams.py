@@ -1,4 +1,4 @@
-"""Several upstreams: who gets which request, what happens to one that is down, and what a reload changes."""
+"""Several upstreams: routing, unreachable upstreams, reload."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ def entry(number: int, **state: Any) -> UpstreamEntry:
 
 
 def entries_of(*upstreams: Any) -> list[UpstreamEntry]:
-    """Slots by port, as the supervisor gives each upstream one for good."""
+    """Slots by port, as assigned by the supervisor."""
     return [UpstreamEntry(str(origin), origin.port % 16) for origin in origins_of(*upstreams)]
 
 
@@ -92,9 +92,9 @@ def preferred(upstreams: list[Upstream], session: bytes) -> Upstream:
 def test_removing_an_upstream_moves_only_its_sessions(count: int, data: st.DataObject) -> None:
     everyone = [Upstream(entry(number)) for number in range(count)]
     gone = data.draw(st.sampled_from(everyone))
-    rest = [one for one in everyone if one is not gone]
+    remainder = [one for one in everyone if one is not gone]
     for session in data.draw(st.lists(st.binary(max_size=20), max_size=30)):
-        favourite, moved_to = preferred(everyone, session), preferred(rest, session)
+        favourite, moved_to = preferred(everyone, session), preferred(remainder, session)
         assert moved_to is favourite or favourite is gone
 
 
@@ -160,15 +160,15 @@ def test_sighup_reloads_upstreams_and_ignores_an_invalid_file(lab: Any) -> None:
 
                 file.write_text(f"http://127.0.0.1:{second.port}\nnonsense\n")
                 tap.process.send_signal(signal.SIGHUP)
-                assert "nonsense" in await tap.said("UPSTREAMS DO NOT CHANGE")
+                assert "nonsense" in await tap.printed("UPSTREAMS DO NOT CHANGE")
                 for _ in range(4):
                     await tap.post("/v1/completions", COMPLETION)
                 assert (len(first.requests), len(second.requests)) == (5, 0)
 
                 file.write_text(f"http://127.0.0.1:{second.port}\n")
                 tap.process.send_signal(signal.SIGHUP)
-                await tap.said("upstreams are now")
-                while not second.requests:  # each worker hears of it on its own socket
+                await tap.printed("upstreams are now")
+                while not second.requests:  # each worker gets the reload on a separate socket
                     await tap.post("/v1/completions", COMPLETION)
                 await tap.end()
                 assert tap.code == 0, tap.errors

@@ -14,7 +14,7 @@ ABSENT: Any = object()
 
 @dataclass(frozen=True)
 class Step:
-    """What the engine puts out for one choice in one step."""
+    """Output of a choice in one scheduler step."""
 
     index: int
     token_ids: list[int]
@@ -26,7 +26,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the engine has to say to one request, however it is asked to say it."""
+    """Output of a request, independent of its response format."""
 
     chat: bool
     prompt_token_ids: list[int]
@@ -83,8 +83,8 @@ def stream_events(answer: Answer, *, usage: bool, ids: bool) -> list[bytes]:
     return [*events, b"data: [DONE]\n\n"]
 
 
-def whole_body(answer: Answer, *, ids: bool) -> bytes:
-    """The body of an answer that is not streamed: every member is there, null where there is nothing to say."""
+def full_body(answer: Answer, *, ids: bool) -> bytes:
+    """Body of a response that is not streamed; absent members are null."""
     choices: list[dict[str, Any]] = []
     for index in range(answer.n):
         steps = [step for step in answer.steps if step.index == index]
@@ -102,25 +102,25 @@ def whole_body(answer: Answer, *, ids: bool) -> bytes:
                 {"index": index, "text": text, **common, "token_ids": token_ids, "prompt_logprobs": None}
                 | {"prompt_token_ids": prompt, "routed_experts": None}
             )
-    body = _envelope(answer, whole=True) | {"choices": choices, "service_tier": None}
+    body = _envelope(answer, complete=True) | {"choices": choices, "service_tier": None}
     body |= {"system_fingerprint": answer.fingerprint, "usage": answer.full_usage(), "prompt_logprobs": None}
     if answer.chat:
         body["prompt_token_ids"] = answer.prompt_token_ids if ids else None
     return compact(body | {"kv_transfer_params": None})
 
 
-def _envelope(answer: Answer, *, whole: bool = False) -> dict[str, Any]:
-    kind = ("chat.completion" if whole else "chat.completion.chunk") if answer.chat else "text_completion"
+def _envelope(answer: Answer, *, complete: bool = False) -> dict[str, Any]:
+    kind = ("chat.completion" if complete else "chat.completion.chunk") if answer.chat else "text_completion"
     return {"id": answer.request_id, "object": kind, "created": 1758108431, "model": MODEL}
 
 
 def _completion_chunks(answer: Answer, ids: bool) -> Any:
-    begun: set[int] = set()
+    started: set[int] = set()
     tokens = [0] * answer.n
     for step in answer.steps:
         tokens[step.index] += len(step.token_ids)
-        prompt_ids = answer.prompt_token_ids if ids and step.index not in begun else None
-        begun.add(step.index)
+        prompt_ids = answer.prompt_token_ids if ids and step.index not in started else None
+        started.add(step.index)
         choice = {
             "index": step.index,
             "text": (step.delta or {}).get("text", ""),

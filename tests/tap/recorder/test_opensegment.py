@@ -102,8 +102,8 @@ def test_segment_lost_while_closing_does_not_block_the_next(
     write(trace, range(2, 4))
     assert trace.close()
     gone = [lost.records for lost in trace.lost_files()]
-    kept = [segment.records for segment in read_manifest(manifest_path(path)).segments]
-    assert (sum(kept) + sum(gone), ids(path.parent)[-2:]) == (4, ["r2", "r3"])
+    remaining = [segment.records for segment in read_manifest(manifest_path(path)).segments]
+    assert (sum(remaining) + sum(gone), ids(path.parent)[-2:]) == (4, ["r2", "r3"])
 
 
 # The recorder's account of it.
@@ -127,28 +127,28 @@ def test_lost_records_count_as_dropped(trace: Path, rotate: int | None, capsys: 
     recorder = Recorder(setup(trace, rotate_bytes=rotate, resume=True))
     record(recorder, range(4, 10))
     recorder.tick()
-    told = recorder.progress()
-    assert told is not None
-    assert (told.earlier_records, told.recorded, told.hashed) == (4, 6, 6)
+    reported = recorder.progress()
+    assert reported is not None
+    assert (reported.earlier_records, reported.recorded, reported.hashed) == (4, 6, 6)
     file = trace if rotate is None else part_path(segment_path(trace, 2))
     file.unlink()
     recorder.tick()
-    told = recorder.progress()
-    assert told is not None, "noticed without any traffic"
-    assert (told.recorded, told.hashed, told.received, told.dropped) == (0, 0, 6, {"trace_lost": 6})
-    assert told.earlier_records == (0 if rotate is None else 4), "what was in the file before is gone with it"
+    reported = recorder.progress()
+    assert reported is not None, "noticed without any traffic"
+    assert (reported.recorded, reported.hashed, reported.received, reported.dropped) == (0, 0, 6, {"trace_lost": 6})
+    assert reported.earlier_records == (0 if rotate is None else 4), "what was in the file before is gone with it"
     assert f"{10 if rotate is None else 6} RECORDS ARE LOST; recording continues in" in capsys.readouterr().err
     record(recorder, range(10, 13))
     recorder.tick()
     file = trace if rotate is None else part_path(segment_path(trace, 3))
     file.rename(trace.with_name("away.zst"))
     recorder.tick()
-    told = recorder.progress()
-    assert told is not None
-    assert (told.recorded, told.dropped) == (0, {"trace_lost": 9})
+    reported = recorder.progress()
+    assert reported is not None
+    assert (reported.recorded, reported.dropped) == (0, {"trace_lost": 9})
     record(recorder, range(13, 15))
-    told = recorder.close()
-    assert (told.recorded, told.hashed, told.received, told.dropped) == (2, 2, 11, {"trace_lost": 9})
+    reported = recorder.close()
+    assert (reported.recorded, reported.hashed, reported.received, reported.dropped) == (2, 2, 11, {"trace_lost": 9})
     assert len(load_trace(trace)[1]) == (2 if rotate is None else 6)
 
 
@@ -167,6 +167,6 @@ def test_restarted_recorder_does_not_count_lost_records(trace: Path, rotate: int
     recorder._trace._segment.file.abandon()  # type: ignore[union-attr]  # killed
     again = Recorder(setup(trace, rotate_bytes=rotate, resume=True, carry=carried))
     record(again, range(7, 9))
-    told = again.close()
-    assert (told.recorded, told.received, told.dropped) == (2, 9, {"trace_lost": 7})
+    reported = again.close()
+    assert (reported.recorded, reported.received, reported.dropped) == (2, 9, {"trace_lost": 7})
     assert len(load_trace(trace)[1]) == 2

@@ -48,7 +48,7 @@ def setup(trace: Path, *, epoch_ns: int = 0, epoch_unix_ns: int = EPOCH_UNIX_NS,
 
 
 def exchange(ids: list[int], at_s: float, *, output: list[int] | None = None, **headers: str) -> CapturedExchange:
-    """A request for one token and its answer half a second later."""
+    """A request for one token, with a response after 0.5 s."""
     choice = {"index": 0, "text": "t", "finish_reason": "length", "token_ids": output}
     answer = {"choices": [choice], "usage": {"prompt_tokens": len(ids), "completion_tokens": len(output or [0])}}
     arrival_ns = round(at_s * SECOND)
@@ -136,13 +136,13 @@ def test_restarted_recorder_counts_records_in_files(trace: Path, rotate: int | N
     for at in range(5):
         first.record(exchange(tokens(8), at + 1))
     assert first.tick()
-    told = first.progress()
-    assert (told.recorded, told.hashed) == (5, 5)
+    reported = first.progress()
+    assert (reported.recorded, reported.hashed) == (5, 5)
     first.record(exchange(tokens(8), 7))
     first.record(msgspec.structs.replace(exchange([], 8), request_body=[b"no json"]))
     first.tick()  # it died before this was heard
     die(first)
-    again = Recorder(setup(trace, rotate_bytes=rotate, resume=True, carry=told))
+    again = Recorder(setup(trace, rotate_bytes=rotate, resume=True, carry=reported))
     begun = again.progress()
     assert (begun.earlier_records, begun.recorded, begun.hashed, begun.received) == (1, 7, 6, 5)
     assert begun.unhashed == {"recorder_restarted": 1}
@@ -173,7 +173,7 @@ def test_records_during_a_full_disk_are_dropped_and_counted(
         assert recorder.progress().recorded <= 10 or not full[0]
     ended = recorder.close()
     assert ended.recorded == len(records(trace)) == 30 - ended.dropped["trace_unwritable"]
-    # The one taken before the disk was known to be full waited for room; one came before it was known to have room.
+    # One record was accepted before the full disk was detected; one arrived before free space was detected.
     assert ended.dropped["trace_unwritable"] == 10
 
 
@@ -213,7 +213,7 @@ def test_closed_segments_are_uploaded_in_this_or_the_next_run(trace: Path, tmp_p
 
 
 class RecorderProcess:
-    """A recorder as the supervisor starts it, with one worker's socket."""
+    """A recorder started as by the supervisor, with the socket of a worker."""
 
     def __init__(self, given: RecorderSetup) -> None:
         self.control, theirs = socket.socketpair()
@@ -251,7 +251,7 @@ class RecorderProcess:
         self.control.close()
 
     def end(self) -> Progress:
-        """Close both sockets as supervisor and worker do; the last it says."""
+        """Close both sockets; return the recorder's last message."""
         self.worker.close()
         self.control.shutdown(socket.SHUT_WR)
         last = Progress()
@@ -284,13 +284,13 @@ def test_counts_equal_files_after_repeated_kills(
             sent += 1
         heard = process.hear_of(heard.recorded + 10)
         process.kill()
-        held = len(records(trace)) if rotate is None else len(load_trace(manifest_path(trace))[1])
-        assert held >= heard.recorded
+        cached_keys = len(records(trace)) if rotate is None else len(load_trace(manifest_path(trace))[1])
+        assert cached_keys >= heard.recorded
         resumed = msgspec.structs.replace(given.settings, resume=True)
         process = RecorderProcess(msgspec.structs.replace(given, settings=resumed, carry=heard))
         killed.append(process)
         heard = process.begun[1]
-        assert heard.recorded == held
+        assert heard.recorded == cached_keys
     process.control.sendall(encode_frame(EngineChanged(Engine(name="another"))))
     process.worker.sendall(encode_frame(exchange(tokens(8), sent, x_session_id="s")))
     ended = process.end()

@@ -33,7 +33,7 @@ def usage(prompt: int, output: int, cached: int | None = None) -> dict[str, Any]
 
 
 def answering(answer: Any) -> Any:
-    """A script that answers every request with one JSON body: ``answer`` of the request's."""
+    """Script that responds with a JSON body: ``answer`` of the request body."""
 
     async def script(request: Any) -> None:
         try:
@@ -45,7 +45,7 @@ def answering(answer: Any) -> Any:
     return script
 
 
-def record_one(lab: Any, path: str, body: Any, script: Any, headers: bytes = b"", **settings: Any) -> Any:
+def record_request(lab: Any, path: str, body: Any, script: Any, headers: bytes = b"", **settings: Any) -> Any:
     async def scenario() -> None:
         async with lab.tap(script, **settings) as (tap, _):
             response = await tap.post(path, body, headers)
@@ -57,7 +57,7 @@ def record_one(lab: Any, path: str, body: Any, script: Any, headers: bytes = b""
 
 
 def independent_chain(lab: Any, model: str, ids: Sequence[int]) -> list[int]:
-    """The hash chain, block by block of 4, from the documented root on: each block's hash needs the one before."""
+    """Hash chain of 4-token blocks from the documented root: each block's hash includes the previous hash."""
     hasher = BlockHasher(lab.key, "xxh3_64", 4, model=model)
     chain: list[Any] = []
     for at in range(0, len(ids) - 3, 4):
@@ -73,8 +73,8 @@ def test_a_streamed_token_id_prompt_with_output_ids(lab: Any) -> None:
         first = {"index": 0, "text": "a", "token_ids": output[:1], "prompt_token_ids": prompt}
         await request.write_event({"choices": [first]})
         await request.write_event({"choices": [{"index": 0, "text": "b", "token_ids": output[1:4]}]})
-        rest = {"index": 0, "text": "c", "token_ids": output[4:], "finish_reason": "length"}
-        await request.write_event({"choices": [rest]})
+        remainder = {"index": 0, "text": "c", "token_ids": output[4:], "finish_reason": "length"}
+        await request.write_event({"choices": [remainder]})
         await request.write_event({"choices": [], "usage": usage(6, 6, 4)})
         await request.write_event(None)
         request.end_chunks()
@@ -83,10 +83,10 @@ def test_a_streamed_token_id_prompt_with_output_ids(lab: Any) -> None:
         "model": "m", "prompt": prompt, "stream": True, "max_tokens": 6, "priority": -1,
         "return_token_ids": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
-    record = record_one(lab, "/v1/completions", body, script, b"X-Request-Id: r1\r\nX-Session-ID: s1\r\n")
+    record = record_request(lab, "/v1/completions", body, script, b"X-Request-Id: r1\r\nX-Session-ID: s1\r\n")
     chain = independent_chain(lab, "m", prompt + output)
     assert record.block_hashes == chain[:1]
-    # Of 12 tokens the last one's KV is never computed: blocks 1 and 2 would be full, 11 // 4 = 2 says only block 1 is.
+    # The KV of the last of 12 tokens is never computed: 11 // 4 = 2 full blocks.
     assert record.output_block_hashes == chain[1:2]
     assert record.hash_source == "engine"
     assert record.request_id == keyed_id(lab.key, "request", "r1")
@@ -171,7 +171,7 @@ def test_body_beyond_the_capture_limit_is_recorded_without_hashes(lab: Any) -> N
         seen.append(body["prompt"])
         return {"choices": [], "usage": usage(20_000, 1)}
 
-    record = record_one(lab, "/v1/completions", {"prompt": prompt}, answering(answer), max_body_bytes=10_000)
+    record = record_request(lab, "/v1/completions", {"prompt": prompt}, answering(answer), max_body_bytes=10_000)
     assert seen == [prompt]
     assert (record.block_hashes, record.prompt_tokens, record.status) == (None, 20_000, "ok")
     assert lab.counts.unhashed == {"request_larger_than_the_copy": 1}
@@ -187,7 +187,7 @@ def test_stream_beyond_the_capture_limit_has_ttft_and_usage(lab: Any) -> None:
         request.end_chunks()
 
     body = {"prompt": [1, 2, 3, 4], "stream": True}
-    record = record_one(lab, "/v1/completions", body, script, max_body_bytes=5_000)
+    record = record_request(lab, "/v1/completions", body, script, max_body_bytes=5_000)
     assert (record.status, record.output_tokens, record.prompt_tokens) == ("ok", 40, 4)
     assert record.ttft_ms is not None
     assert record.itl_ms == [], "gaps of the part that was not kept are not made up"

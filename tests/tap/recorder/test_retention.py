@@ -1,4 +1,4 @@
-"""Retention on a simulated clock: old segments go whole, and no wrong clock costs a trace its newest recordings."""
+"""Retention on a simulated clock: expired segments are deleted; a wrong clock never deletes the newest segments."""
 
 import os
 import time

@@ -30,7 +30,7 @@ def record(number: int, filler: int = 40) -> Record:
 
 
 def ids(path: Path) -> list[str]:
-    return [found.request_id for found in load_trace(path)[1]]
+    return [actual.request_id for actual in load_trace(path)[1]]
 
 
 def write(trace: SegmentedTrace, numbers: range, filler: int = 40) -> None:
@@ -147,7 +147,7 @@ def readable(path: Path) -> list[str]:
     """What a reader gets of files that may be torn: the oracle."""
     try:
         with open_trace(path) as reader:
-            return [found.request_id for found in reader]
+            return [actual.request_id for actual in reader]
     except InputError:
         return []  # not even the first header survived
 
@@ -168,12 +168,12 @@ def test_truncated_trace_resumes_with_its_complete_records(
         trace = SegmentedTrace(path, LATER, rotate_bytes=rotate_bytes, resume=True)
         trace.check_integrity()
         assert trace.recorded == len(survived)
-        assert [found.request_id for found in trace.last_records(1000)] == survived
+        assert [actual.request_id for actual in trace.last_records(1000)] == survived
         trace.write(record(1000))
         assert trace.close()
         assert trace.recorded == len(survived) + 1
         meta, records = load_trace(path)
-        assert [found.request_id for found in records] == [*survived, "r1000"]
+        assert [actual.request_id for actual in records] == [*survived, "r1000"]
         assert meta == (META if survived else trace.meta), "what goes on is on the old clock"
         if rotates:
             check_manifest(path, len(records))
@@ -205,11 +205,11 @@ def test_only_a_trace_of_the_same_blocks_and_hashes_is_resumed(path: Path) -> No
         trace = SegmentedTrace(path, META, rotate_bytes=rotate)
         write(trace, range(2))
         trace.close()
-        for changed, said in (
+        for changed, printed in (
             ({"block_size": 8}, "--resume .*meta.block_size"),
             ({"hash": HashInfo(algorithm="xxh3_64", key_id="other")}, "--resume .*meta.hash"),
         ):
-            with pytest.raises(InputError, match=said):
+            with pytest.raises(InputError, match=printed):
                 SegmentedTrace(path, msgspec.structs.replace(LATER, **changed), rotate_bytes=rotate, resume=True)
         assert len(load_trace(path if rotate is None else manifest_path(path))[1]) == 2
 
@@ -254,16 +254,16 @@ class Disk:
     """``os.write`` with so many bytes of room."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.room: float = float("inf")
+        self.space: float = float("inf")
         self._write = os.write
         monkeypatch.setattr("os.write", self.write)
 
     def write(self, fd: int, data: Any) -> int:
-        if self.room <= 0:
+        if self.space <= 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        taken = int(min(len(data), self.room))
-        self.room -= taken
-        return self._write(fd, bytes(data[:taken]))
+        consumed = int(min(len(data), self.space))
+        self.space -= consumed
+        return self._write(fd, bytes(data[:consumed]))
 
 
 @pytest.fixture
@@ -276,28 +276,28 @@ def test_a_disk_that_fills_up_and_empties_costs_only_what_was_refused(
     path: Path, disk: Disk, rotate: int | None
 ) -> None:
     trace = SegmentedTrace(path, META, rotate_bytes=rotate)
-    taken: list[str] = []
+    consumed: list[str] = []
     refused = 0
     for number in range(60):
         if number % 12 == 6:
-            disk.room = number  # a few bytes more, and then none: a torn line, for now
+            disk.space = number  # a few bytes more, and then none: a torn line, for now
         if number % 12 == 11:
-            disk.room = float("inf")
+            disk.space = float("inf")
         if trace.failing:
             with pytest.raises(InputError, match="No space left"):
                 trace.write(record(number))
             refused += 1
         else:
             trace.write(record(number))
-            taken.append(f"r{number}")
+            consumed.append(f"r{number}")
         before = trace.recorded
         trace.check_integrity()
         if not trace.flush():
             assert trace.failing
             assert trace.recorded == before, "what is not in the file is not counted"
         trace.rotate_if_due()
-    disk.room = float("inf")
+    disk.space = float("inf")
     assert trace.close()
-    assert trace.recorded == len(taken) == 60 - refused
+    assert trace.recorded == len(consumed) == 60 - refused
     assert refused > 0
-    assert ids(path) == taken
+    assert ids(path) == consumed

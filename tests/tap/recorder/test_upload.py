@@ -101,10 +101,10 @@ def test_a_storage_that_fails_is_tried_until_it_does_not(
     for path, where in zip(segments, sent, strict=True):
         with fsspec.open(where, "rb") as copy:
             assert copy.read() == path.read_bytes(), "a copy cut short is not taken for one"
-    said = capsys.readouterr().err
-    assert "upload failed (PermissionError)" in said
-    assert f"{segments[0].name}: uploaded" in said
-    assert "KANARIE" not in said
+    printed = capsys.readouterr().err
+    assert "upload failed (PermissionError)" in printed
+    assert f"{segments[0].name}: uploaded" in printed
+    assert "KANARIE" not in printed
 
 
 def test_what_cannot_be_sent_by_the_end_is_left(segments: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,14 +124,14 @@ def test_what_cannot_be_sent_by_the_end_is_left(segments: list[Path], monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "printed"),
     [
         ("nosuch://user:KANARIE@host/x?token=KANARIE", "--upload nosuch://host/x: "),
         ("file:///proc/never/there", "--upload file:///proc/never/there: "),
     ],
 )
-def test_invalid_upload_url_is_refused_without_secrets(url: str, said: str) -> None:
+def test_invalid_upload_url_is_refused_without_secrets(url: str, printed: str) -> None:
     with pytest.raises(InputError) as refused:
         Uploader(url)
-    assert said in str(refused.value)
+    assert printed in str(refused.value)
     assert "KANARIE" not in str(refused.value)

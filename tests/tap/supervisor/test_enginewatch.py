@@ -1,4 +1,4 @@
-"""What the supervisor learns of engines while it runs: another one behind the same address, and their load."""
+"""Polling of engines: changed engines, dialects."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from wire.url import Origin
 
 
 class Engines:
-    """An upstream that says of itself what it is told to."""
+    """An upstream with configurable facts."""
 
     def __init__(self) -> None:
         self.version = "1.0"
@@ -58,12 +58,12 @@ def test_engine_changes(current: Engine | None, reported: Engine | None, updated
 
 def test_engine_change_is_reported_once(lab: Any) -> None:
     async def scenario() -> list[Engine]:
-        engines, told = Engines(), []
+        engines, notified = Engines(), []
         dialects: list[str | None] = []
         heard = asyncio.Event()
 
         def changed(engine: Engine) -> None:
-            told.append(engine)
+            notified.append(engine)
             heard.set()
 
         async with engines.serving(lab) as origin:
@@ -85,7 +85,7 @@ def test_engine_change_is_reported_once(lab: Any) -> None:
             await asyncio.sleep(0.2)
             watching.cancel()
         assert set(dialects) == {"vllm", None}, "null while it is away"
-        return told
+        return notified
 
     assert asyncio.run(scenario()) == [Engine(name="vllm", version="2.0", block_size=16, num_gpu_blocks=100)]
 

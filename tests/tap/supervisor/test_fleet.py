@@ -44,7 +44,7 @@ def test_dialect_of_an_upstream_follows_its_last_report() -> None:
 
     fleet = Fleet((origin(0), origin(1)), 2)
     assert dialects(fleet) == [None, None], "not known yet: nothing is added"
-    assert [fleet.set_dialect(origin(0), told) for told in ("vllm", None, "vllm")] == [True, False, False]
+    assert [fleet.set_dialect(origin(0), reported) for reported in ("vllm", None, "vllm")] == [True, False, False]
     assert dialects(fleet) == ["vllm", None]
     fleet.set_dialect(origin(1), "trtllm")
     assert dialects(fleet) == ["vllm", None], "TensorRT-LLM refuses fields that it does not know"
@@ -65,7 +65,7 @@ def test_prompts_find_their_upstream_after_a_worker_was_killed(lab: Any) -> None
             async def served(prompt: str) -> int:
                 before = [len(one.requests) for one in started]
                 assert b"200 OK" in await tap.post("/v1/completions", json.loads(prompt))
-                [where] = [place for place, one in enumerate(started) if len(one.requests) > before[place]]
+                [where] = [index for index, one in enumerate(started) if len(one.requests) > before[index]]
                 return where
 
             async with lab.command(0, *flags, "--route", "prefix", "--no-engine-facts") as tap:

@@ -95,20 +95,20 @@ def test_tap_started_before_its_engine_and_lost_trace_file(lab: Any) -> None:
         )
         tap = TapCommand(process, 0, "")
         try:
-            await tap.said("CLIENTS GET 503 until it can")
+            await tap.printed("CLIENTS GET 503 until it can")
             process.send_signal(signal.SIGHUP)
             upstream = lab.upstream(answer)
             upstream.port = port
             async with upstream.serving():
                 assert process.stdout is not None
                 line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
-                found = re.match(r"tap: listening on http://127\.0\.0\.1:(\d+),", line)
-                assert found is not None, line
-                tap.port, tap.output = int(found[1]), line
+                actual = re.match(r"tap: listening on http://127\.0\.0\.1:(\d+),", line)
+                assert actual is not None, line
+                tap.port, tap.output = int(actual[1]), line
                 assert b"200 OK" in await tap.post("/v1/completions", COMPLETION)
                 await until(lambda: lab.trace.read_bytes().count(b"\n") == 2)
                 lab.trace.unlink()
-                assert "1 RECORDS ARE LOST" in await tap.said("captured.jsonl: deleted, moved or changed")
+                assert "1 RECORDS ARE LOST" in await tap.printed("captured.jsonl: deleted, moved or changed")
                 await tap.post("/v1/completions", COMPLETION)
                 await tap.end()
             assert (tap.code, "Traceback" in tap.errors) == (0, False), tap.errors
@@ -157,9 +157,9 @@ def test_control_calls_have_the_taps_key_and_requests_the_clients(lab: Any, monk
             await until(lambda: b"/tokenize" in seen)  # before the ending processes are in its way
             arguments = arguments_of(tap)
             await tap.end()
-            own = [b"Bearer canary-taps-own", b"canary-gate"]
+            control_key = [b"Bearer canary-taps-own", b"canary-gate"]
             assert seen == {
-                **dict.fromkeys((b"/version", b"/metrics", b"/v1/models", b"/tokenize"), own),
+                **dict.fromkeys((b"/version", b"/metrics", b"/v1/models", b"/tokenize"), control_key),
                 b"/v1/completions": [b"Bearer canary-client"],
             }
             assert "/v1/models: HTTP 401 with the key that was sent; expected a valid key in" in tap.errors

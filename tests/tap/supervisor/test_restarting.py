@@ -90,11 +90,11 @@ def test_failed_restart_is_retried(nursery: Nursery, capsys: pytest.CaptureFixtu
         await until(lambda: nursery.heard)
         nursery.behave("refuse")
         os.kill(nursery.heard[0], signal.SIGKILL)
-        await until(lambda: "not today" in said(capsys))
+        await until(lambda: "not today" in printed(capsys))
         assert not child.ready
         nursery.behave("die")
         nursery.forget("refuse")
-        await until(lambda: "ended before it was ready" in said(capsys))
+        await until(lambda: "ended before it was ready" in printed(capsys))
         nursery.forget("die")
         await until(lambda: child.ready)
         assert await child.finish(30)
@@ -103,7 +103,7 @@ def test_failed_restart_is_retried(nursery: Nursery, capsys: pytest.CaptureFixtu
     assert (nursery.deaths, nursery.child.restarts) == (1, 1)
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> str:
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 

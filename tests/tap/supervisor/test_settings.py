@@ -1,4 +1,4 @@
-"""The tap's flags: what they become, and how each wrong one is refused, by its name and with what was expected."""
+"""The tap's flags: settings, and errors for invalid values."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ WITHOUT_UPSTREAM = REQUIRED[2:]
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -52,50 +52,50 @@ def test_the_v1_of_a_base_url_is_that_of_the_paths(
 ) -> None:
     settings = read_settings(["--upstream", url, *WITHOUT_UPSTREAM])
     assert settings.upstreams == (Origin("http", "h", 8000, base_path),)
-    said = f"tap: --upstream {url}: /v1 ignored: clients send it in their paths\n"
-    assert capsys.readouterr().err == (said if "v1" in url else "")
+    printed = f"tap: --upstream {url}: /v1 ignored: clients send it in their paths\n"
+    assert capsys.readouterr().err == (printed if "v1" in url else "")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         pytest.param("http://a:1\nftp://b\n", "upstreams:2", id="no URL"),
         pytest.param("http://a:1\nhttp://a:1/\n", "upstreams:2: http://a:1 is listed twice", id="twice"),
     ],
 )
-def test_invalid_upstreams_file_is_refused_by_line(text: str | bytes | None, said: str) -> None:
+def test_invalid_upstreams_file_is_refused_by_line(text: str | bytes | None, printed: str) -> None:
     if text is not None:
         Path("upstreams").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=printed):
         read_settings([*WITHOUT_UPSTREAM, "--upstreams", "upstreams"])
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "printed"),
     [
         (["--upload", "s3://bucket"], "expected --rotate-mb or --rotate-age, too"),
         (["--inject", "usage", "--dialect", "trtllm"], "--inject usage: not supported by trtllm"),
         (["--upstreams", "x"], "both were given; expected exactly one of the two"),
     ],
 )
-def test_contradicting_flags_are_refused(flags: list[str], said: str) -> None:
+def test_contradicting_flags_are_refused(flags: list[str], printed: str) -> None:
     with pytest.raises(InputError) as refusal:
         read_settings([*REQUIRED, *flags])
-    assert said in str(refusal.value)
+    assert printed in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "printed"),
     [
         (["--workers", "0"], "--workers: '0'; expected a whole number above 0"),
         *((["--keep-header", name], "may hold a secret") for name in ("Authorization", "Set-Cookie", "x-auth-TOKEN")),
         (["--file-mode", "0600"], "--file-mode: expected file-mode in table [tap] of a --config file"),
     ],
 )
-def test_invalid_value_is_refused_by_flag(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_value_is_refused_by_flag(flags: list[str], printed: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_settings([*REQUIRED, *flags])
-    assert said in capsys.readouterr().err
+    assert printed in capsys.readouterr().err
 
 
 def test_no_upstream_at_all_is_refused() -> None:

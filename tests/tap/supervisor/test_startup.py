@@ -1,4 +1,4 @@
-"""The tap's first questions to its engine: the tokenizer that it chooses, and what it says of it."""
+"""Start of the tap: the chosen tokenizer, start line and notes."""
 
 import asyncio
 import json
@@ -33,11 +33,11 @@ class Probed(NamedTuple):
 def probed(
     lab: Any, facts: EngineFacts, tokens: dict[str, list[int]] | None, **settings: Any
 ) -> tuple[Probed, list[str]]:
-    """The probe of an upstream whose /tokenize knows the fields in ``tokens``; and the lines that it was asked."""
-    asked = []
+    """Probe an upstream whose /tokenize accepts the fields in ``tokens``; return the result and its request lines."""
+    requested = []
 
     async def script(request: Any) -> None:
-        asked.append(b" ".join(request.head.split(b" ", 2)[:2]).decode())
+        requested.append(b" ".join(request.head.split(b" ", 2)[:2]).decode())
         if request.target == b"/tokenize" and tokens == LOADING:
             request.write_json({"error": {"code": 503, "message": "Loading model"}}, status=b"503 X")
         elif request.target == b"/tokenize" and tokens is not None:
@@ -54,7 +54,7 @@ def probed(
             )
             return Probed(*await probe_engine(config, facts, config.upstreams[0]))
 
-    return asyncio.run(scenario()), asked
+    return asyncio.run(scenario()), requested
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def probed(
     [
         (VLLM, {"prompt": [7]}, "engine", ""),
         (LLAMA_CPP, {"content": [7]}, "engine", ""),
-        # llama.cpp answers vLLM's question with no tokens, as do servers that know neither.
+        # llama.cpp returns no tokens for vLLM's fields, as do servers that accept neither form.
         (VLLM, {"content": [7]}, "ids", " (the engine's /tokenize returns no tokens for a text)"),
         (LLAMA_CPP, LOADING, "engine", " (still loading)"),
     ],
@@ -70,20 +70,20 @@ def probed(
 def test_auto_tokenizer_is_engine_if_tokenize_works(
     lab: Any, facts: EngineFacts, tokens: dict[str, list[int]] | None, tokenizer: str, reason: str
 ) -> None:
-    found, _ = probed(lab, facts, tokens)
-    assert found.settings.tokenizer == tokenizer
-    assert found.line.endswith(f" · tokenizer {tokenizer}{reason}")
-    assert any(note.startswith("--tokenizer ids: ") for note in found.notes) == (tokenizer == "ids")
+    actual, _ = probed(lab, facts, tokens)
+    assert actual.settings.tokenizer == tokenizer
+    assert actual.line.endswith(f" · tokenizer {tokenizer}{reason}")
+    assert any(note.startswith("--tokenizer ids: ") for note in actual.notes) == (tokenizer == "ids")
 
 
 def test_named_tokenizer_is_not_probed(lab: Any) -> None:
-    found, asked = probed(lab, VLLM, None, tokenizer="ids")
-    assert (found.settings.tokenizer, asked) == ("ids", ["GET /v1/models", "GET /reset_prefix_cache"])
-    assert not any(note.startswith("--tokenizer") for note in found.notes)
+    actual, requested = probed(lab, VLLM, None, tokenizer="ids")
+    assert (actual.settings.tokenizer, requested) == ("ids", ["GET /v1/models", "GET /reset_prefix_cache"])
+    assert not any(note.startswith("--tokenizer") for note in actual.notes)
 
 
 @pytest.mark.parametrize("before", ["engine", "ids"])
 def test_a_resumed_trace_keeps_its_tokenizer(lab: Any, before: str) -> None:
     lab.trace.write_bytes(encode_meta(Meta(source="tap", block_size=4, tokenizer=before)))
-    found, asked = probed(lab, VLLM, {"prompt": [7]}, resume=True)
-    assert (found.settings.tokenizer, "POST /tokenize" in asked) == (before, False)
+    actual, requested = probed(lab, VLLM, {"prompt": [7]}, resume=True)
+    assert (actual.settings.tokenizer, "POST /tokenize" in requested) == (before, False)

@@ -1,4 +1,4 @@
-"""The tap before its first upstream is there: clients and probes are told, signals are harmless, then it goes on."""
+"""The tap before its first upstream is reachable: 503 for clients, readiness reasons, signals."""
 
 import asyncio
 import contextlib
@@ -38,8 +38,8 @@ async def waiting(lab: Any, port: int, **settings: Any) -> AsyncIterator[Any]:
             sock.close()
 
 
-async def told(port: int, request: bytes) -> bytes:
-    """The whole response; the connection closes behind it."""
+async def reported(port: int, request: bytes) -> bytes:
+    """Return the complete response; the connection closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     response = await asyncio.wait_for(reader.read(), 10)
@@ -56,11 +56,11 @@ def test_503_and_readiness_reason_until_an_upstream_is_reachable(lab: Any, capsy
     async def scenario() -> None:
         port = free_port()
         async with waiting(lab, port) as (task, clients):
-            refused = await told(clients, POST)
+            refused = await reported(clients, POST)
             assert refused.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
             assert b"\r\nRetry-After: 5\r\n" in refused
             assert refused.endswith(b'"code": 503}}')
-            assert (await told(clients, b"HEAD / HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n")).endswith(
+            assert (await reported(clients, b"HEAD / HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n")).endswith(
                 b"\r\n\r\n"
             )
             server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", port)
@@ -71,6 +71,6 @@ def test_503_and_readiness_reason_until_an_upstream_is_reachable(lab: Any, capsy
             server.close()
 
     asyncio.run(scenario())
-    said = capsys.readouterr().err
-    assert "; CLIENTS GET 503 until it can be reached" in said
-    assert said.count("\n") == 1, "once, however often it was tried"
+    printed = capsys.readouterr().err
+    assert "; CLIENTS GET 503 until it can be reached" in printed
+    assert printed.count("\n") == 1, "once, however often it was tried"

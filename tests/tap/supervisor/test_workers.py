@@ -1,4 +1,4 @@
-"""Many processes, one trace: workers that share a port, and an account that adds up whoever of them is killed."""
+"""Several processes, one trace: workers that share a port, and a consistent account after crashes."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from typing import Any
 from tests.tap.conftest import ANSWER, COMPLETION, upstream_of
 from tests.waiting import until
 
-ONLY_OTHERS_NEED = {"numpy", "transformers", "fastapi", "uvicorn", "httpx", "jinja2", "prometheus_client", "fsspec"}
+HEAVY_MODULES = {"numpy", "transformers", "fastapi", "uvicorn", "httpx", "jinja2", "prometheus_client", "fsspec"}
 PATIENCE_S = 30.0
 
 
@@ -57,17 +57,17 @@ def test_workers_do_not_import_tokenizers_or_pages(lab: Any) -> None:
         [sys.executable, "-c", code], env=lab.environment(), capture_output=True, text=True, check=True
     )
     assert "wire" in loaded.stdout
-    assert not ONLY_OTHERS_NEED & set(loaded.stdout.split())
+    assert not HEAVY_MODULES & set(loaded.stdout.split())
 
 
 def test_crashed_worker_is_restarted_and_its_requests_counted(lab: Any) -> None:
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def script(request: Any) -> None:
         if b"stay" in request.target:
             request.write_sse_head()
             await request.write_event({"choices": [{"index": 0, "text": "x"}]})
-            begun.set()
+            started.set()
             await request.reader.read()
         else:
             request.write_json(ANSWER)
@@ -77,7 +77,7 @@ def test_crashed_worker_is_restarted_and_its_requests_counted(lab: Any) -> None:
             for _ in range(5):
                 await tap.post("/v1/completions", COMPLETION)
             staying = asyncio.create_task(tap.post("/v1/completions?stay", COMPLETION))
-            await begun.wait()
+            await started.wait()
             [worker] = tap.pids("tap.proxy.worker")
             os.kill(worker, signal.SIGKILL)
             with contextlib.suppress(ConnectionError):
@@ -122,12 +122,12 @@ def test_crashed_recorder_continues_the_trace(lab: Any) -> None:
 
 
 def test_second_signal_aborts_the_drain(lab: Any) -> None:
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def stuck(request: Any) -> None:
         request.write_sse_head()
         await request.write_event({"choices": [{"index": 0, "text": "x"}]})
-        begun.set()
+        started.set()
         await request.reader.read()
 
     async def scenario() -> None:
@@ -136,7 +136,7 @@ def test_second_signal_aborts_the_drain(lab: Any) -> None:
             lab.command(port, "--no-engine-facts", "--drain", "600s", "--workers", "2") as tap,
         ):
             in_flight = asyncio.create_task(tap.post("/v1/completions", {**COMPLETION, "stream": True}))
-            await begun.wait()
+            await started.wait()
             tap.process.send_signal(signal.SIGTERM)
             await until(lambda: refuses(tap.port))
             assert not in_flight.done()
@@ -156,21 +156,21 @@ def test_pending_connections_are_served_before_the_drain(lab: Any) -> None:
 
     async def scenario() -> None:
         async with upstream_of(lab) as port, lab.command(port) as tap:
-            kept = await asyncio.open_connection("127.0.0.1", tap.port)
-            await request_on(*kept)
+            remaining = await asyncio.open_connection("127.0.0.1", tap.port)
+            await request_on(*remaining)
             [worker] = tap.pids("tap.proxy.worker")
             os.kill(worker, signal.SIGSTOP)
             waiting = [asyncio.create_task(tap.post("/v1/completions", COMPLETION)) for _ in range(20)]
-            again = asyncio.create_task(request_on(*kept))
+            again = asyncio.create_task(request_on(*remaining))
             await asyncio.sleep(0.2)
             tap.process.send_signal(signal.SIGTERM)
-            await tap.said("ending:")
+            await tap.printed("ending:")
             await asyncio.sleep(0.2)
             os.kill(worker, signal.SIGCONT)
             answers = await asyncio.gather(*waiting)
             assert [answer[:15] for answer in answers] == [b"HTTP/1.1 200 OK"] * 20
             assert b"200 OK" in await again
-            kept[1].close()
+            remaining[1].close()
             await asyncio.wait_for(tap.process.wait(), PATIENCE_S)
 
     asyncio.run(scenario())
@@ -195,10 +195,10 @@ def refuses(port: int) -> bool:
 
 
 def test_children_of_a_killed_supervisor_finish_recording(lab: Any) -> None:
-    begun, finish = asyncio.Event(), asyncio.Event()
+    started, finish = asyncio.Event(), asyncio.Event()
 
     async def slow(request: Any) -> None:
-        begun.set()
+        started.set()
         await finish.wait()
         request.write_json(ANSWER)
 
@@ -208,7 +208,7 @@ def test_children_of_a_killed_supervisor_finish_recording(lab: Any) -> None:
             lab.command(port, "--no-engine-facts", "--workers", "2") as tap,
         ):
             in_flight = asyncio.create_task(tap.post("/v1/completions", COMPLETION))
-            await begun.wait()
+            await started.wait()
             pids = [*tap.pids("tap.proxy.worker"), tap.recorder_pid()]
             tap.process.kill()
             await until(lambda: ended(tap.process.pid))

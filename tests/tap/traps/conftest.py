@@ -29,14 +29,14 @@ PATIENCE_S = 20.0
 """How long anything may take on a machine that is busy with other things."""
 
 
-async def settle() -> None:
+async def wait_until_idle() -> None:
     """Let everybody on this loop read what was just written."""
     for _ in range(4):
         await asyncio.sleep(0)
 
 
 def tcp_socket() -> socket.socket:
-    """A socket that says it is TCP: only on such does asyncio turn off the waiting for fuller packets."""
+    """Socket that reports TCP: asyncio sets TCP_NODELAY only on TCP sockets."""
     return socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
 
 
@@ -56,7 +56,7 @@ class Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int = 0) -> None:
         self.reader, self.writer = reader, writer
         self.number = number
-        """Of the upstream's connections, which one: from 0."""
+        """Number of the upstream connection, from 0."""
         self.was_reset = False
 
     async def read_until(self, end: bytes) -> bytes:
@@ -69,7 +69,7 @@ class Peer:
         return await self.reader.readexactly(count)
 
     async def until_closed(self) -> bytes:
-        """Everything up to the end of the connection; ``was_reset`` says which end it was."""
+        """Return all bytes up to the end of the connection; ``was_reset``: whether it ended by RST."""
         pieces = []
         try:
             while piece := await self.reader.read(1 << 16):
@@ -82,7 +82,7 @@ class Peer:
         """Write pieces, each to be a read of its own on the other side."""
         for piece in pieces:
             self.writer.write(piece)
-            await settle()
+            await wait_until_idle()
         await self.writer.drain()
 
     async def over(self) -> None:
@@ -129,7 +129,7 @@ class Answer:
 
 
 @dataclass
-class KeptCopies:
+class RecordedCaptures:
     """Stands where the recorder does, and keeps what it would get."""
 
     exchanges: list[CapturedExchange] = field(default_factory=list)
@@ -161,7 +161,7 @@ class TrapTap:
 
     port: int
     server: Server
-    copies: KeptCopies
+    copies: RecordedCaptures
     budget: CaptureBudget
     peers: list[Peer]
     """The upstream's connections so far, open or not."""
@@ -198,7 +198,7 @@ Conversation = Callable[[Peer], Awaitable[None]]
 
 
 class RawUpstream:
-    """Holds a conversation on every connection that it gets, one coroutine each; closes where that returns."""
+    """Runs a coroutine on each accepted connection; closes the connection when it returns."""
 
     def __init__(self, conversation: Conversation) -> None:
         self.conversation = conversation
@@ -215,7 +215,7 @@ class RawUpstream:
             server.close()
             # What a conversation asserts counts; that the tap closed on it does not.
             done = await asyncio.wait_for(asyncio.gather(*self._tasks, return_exceptions=True), PATIENCE_S)
-            await settle()
+            await wait_until_idle()
         for outcome in done:
             if isinstance(outcome, BaseException) and not isinstance(outcome, OSError | EOFError):
                 raise outcome
@@ -259,10 +259,10 @@ class Rig:
         whoever reads it. ``upstream_port``: another port than the conversation's.
         """
         upstream = RawUpstream(conversation)
-        async with upstream.serving(send_buffer) as its_port:
-            origin = Origin("http", "127.0.0.1", upstream_port or its_port, base_path)
+        async with upstream.serving(send_buffer) as bound_port:
+            origin = Origin("http", "127.0.0.1", upstream_port or bound_port, base_path)
             copies, budget, upstreams = (
-                KeptCopies(),
+                RecordedCaptures(),
                 CaptureBudget(queue_bytes),
                 Upstreams([UpstreamEntry(str(origin))]),
             )
@@ -278,7 +278,7 @@ class Rig:
                     client.close()
                 await server.drain(PATIENCE_S)
                 upstreams.close()
-                await settle()
+                await wait_until_idle()
         assert budget.used_bytes == 0, "a copy was neither handed over nor released"
         assert relays.in_flight == 0
 

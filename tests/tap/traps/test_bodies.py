@@ -1,4 +1,4 @@
-"""Where answers end: with none, with trailers, encoded, for clients of HTTP/1.0; and that the next one is in step."""
+"""Ends of bodies: empty, with trailers, encoded, HTTP/1.0; and the next response on the connection."""
 
 import gzip
 from typing import Any
@@ -42,7 +42,7 @@ def test_an_answer_without_a_body_leaves_both_connections_in_step(rig: Any, meth
 
 
 def test_head_request_without_length(rig: Any) -> None:
-    """For a GET it would say: until the connection closes. The client's connection stays in step all the same."""
+    """For a GET, the body would end with the connection. The client's connection stays usable."""
     answer = b"HTTP/1.1 200 OK\r\nX: y\r\n\r\n"
 
     async def upstream(peer: Any) -> None:
@@ -118,20 +118,20 @@ def test_trailers_and_chunk_extensions_pass_both_ways(rig: Any) -> None:
 
 
 def test_encoded_bodies_pass_untouched(rig: Any) -> None:
-    asked = gzip.compress(b'{"prompt": [1, 2, 3]}')
+    requested = gzip.compress(b'{"prompt": [1, 2, 3]}')
     answered = gzip.compress(b'data: {"choices": []}\n\n' * 50)
     framed = b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (7, answered[:7], len(answered) - 7, answered[7:])
 
     async def upstream(peer: Any) -> None:
         assert b"\r\nContent-Encoding: gzip\r\nAccept-Encoding: gzip, br\r\n" in await peer.head()
-        assert await peer.exactly(len(asked)) == asked
+        assert await peer.exactly(len(requested)) == requested
         await peer.write(b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n" + framed)
 
     async def scenario() -> None:
         async with rig.tap(upstream) as tap:
             head = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Encoding: gzip\r\n"
-            head += b"Accept-Encoding: gzip, br\r\nContent-Length: %d\r\n\r\n" % len(asked)
-            got = await tap.ask(head + asked)
+            head += b"Accept-Encoding: gzip, br\r\nContent-Length: %d\r\n\r\n" % len(requested)
+            got = await tap.ask(head + requested)
             assert b"\r\ncontent-encoding: gzip\r\n" in got.head
             assert got.body == framed
 

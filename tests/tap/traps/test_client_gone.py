@@ -42,7 +42,7 @@ def test_during_a_stream(rig: Any, leave: Callable[[Any], None]) -> None:
 
 @pytest.mark.parametrize("leave", WAYS_TO_LEAVE)
 def test_before_the_response_starts(rig: Any, leave: Callable[[Any], None]) -> None:
-    """During a long prefill nothing is written: only the client's close says that it left."""
+    """During a long prefill nothing is written: the disconnect is detected by the client's close only."""
     has_request = asyncio.Event()
 
     async def upstream(peer: Any) -> None:
@@ -67,19 +67,19 @@ def test_before_the_response_starts(rig: Any, leave: Callable[[Any], None]) -> N
 @pytest.mark.parametrize("leave", WAYS_TO_LEAVE)
 def test_during_the_request(rig: Any, leave: Callable[[Any], None], framing: bytes) -> None:
     part = b"5\r\nhello" if b"chunked" in framing else b"hello"
-    has_part = asyncio.Event()
+    has_prefix = asyncio.Event()
 
     async def upstream(peer: Any) -> None:
         await peer.head()
         assert await peer.exactly(len(part)) == part
-        has_part.set()
+        has_prefix.set()
         assert await peer.until_closed() == b"", "nothing ends the body: half a request is no request"
 
     async def scenario() -> None:
         async with rig.tap(upstream) as tap:
             client = await tap.connect()
             await client.write(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\n" + framing + b"\r\n\r\n" + part)
-            await has_part.wait()
+            await has_prefix.wait()
             leave(client)
             await tap.upstream_left()
         assert tap.copies.outcomes == [("client_abort", None, None)]

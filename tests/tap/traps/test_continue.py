@@ -29,7 +29,7 @@ def test_100_continue_is_relayed_before_the_body(rig: Any) -> None:
 
 
 def test_final_response_instead_of_100_continue(rig: Any) -> None:
-    """Whether the body still comes nobody knows; so nothing behind it is ever taken for a request."""
+    """The body may still arrive, so later bytes are never parsed as a request."""
 
     async def upstream(peer: Any) -> None:
         await peer.head()

@@ -24,16 +24,16 @@ def test_drain_finishes_responses_and_closes_connections(rig: Any, monkeypatch: 
 
     async def scenario() -> None:
         async with rig.tap(upstream) as tap:
-            begun, waiting, idle = [await tap.connect() for _ in range(3)]
-            await begun.write(GET)
-            await begun.read_until(b"a\r\n")
-            await waiting.write(GET + GET)  # the second one is not begun any more
+            started, waiting, idle = [await tap.connect() for _ in range(3)]
+            await started.write(GET)
+            await started.read_until(b"a\r\n")
+            await waiting.write(GET + GET)  # the second request is not started
             while len(tap.peers) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             draining = asyncio.create_task(tap.server.drain(20))
             assert await idle.until_closed() == b""
             go_on.set()
-            assert await begun.until_closed() == b"1\r\nb\r\n0\r\n\r\n"
+            assert await started.until_closed() == b"1\r\nb\r\n0\r\n\r\n"
             answer = await waiting.until_closed()
             assert answer == b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nConnection: close\r\n\r\nc"
             assert await draining == 0, "nothing was cut"

@@ -143,7 +143,7 @@ def test_chunks_that_two_servers_could_read_differently(rig: Any, chunks: bytes)
 
 
 def test_chunks_that_break_during_the_answer_cut_it(rig: Any) -> None:
-    """It has begun, so it cannot become a refusal any more; and it must not look whole."""
+    """A started response cannot become an error, and must not look complete."""
 
     async def upstream(peer: Any) -> None:
         await peer.head()

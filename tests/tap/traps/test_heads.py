@@ -1,4 +1,4 @@
-"""Heads pass as they are: status, reason, order, case, duplicates and odd bytes; what is about one hop stays there."""
+"""Heads are relayed unchanged: status, reason, order, case, duplicates; hop-by-hop headers are removed."""
 
 from typing import Any
 

@@ -17,7 +17,7 @@ ASKING = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\n\r\n
 SECOND = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil"
 
 # Bytes of the upstream; what the client gets.
-WHOLE = {
+COMPLETE = {
     "a byte behind a length": (H + LENGTH + b"\r\nhello ", H + LENGTH + b"\r\nhello"),
     "a second response behind a length": (H + LENGTH + b"\r\nhello" + SECOND, H + LENGTH + b"\r\nhello"),
     "a byte behind the last chunk": (H + CHUNKED + b"\r\n" + HELLO + b" ", H + CHUNKED + b"\r\n" + HELLO),
@@ -43,11 +43,11 @@ WHOLE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("said", "heard"), WHOLE.values(), ids=WHOLE)
-def test_response_with_a_certain_end_is_complete(rig: Any, said: bytes, heard: bytes) -> None:
+@pytest.mark.parametrize(("printed", "heard"), COMPLETE.values(), ids=COMPLETE)
+def test_response_with_a_certain_end_is_complete(rig: Any, printed: bytes, heard: bytes) -> None:
     async def upstream(peer: Any) -> None:
         await peer.read_until(b"{}")
-        await peer.write(said)
+        await peer.write(printed)
         assert await peer.until_closed() == b"", "no second request on a connection out of step"
 
     async def scenario() -> None:
@@ -78,11 +78,11 @@ CUT = {
 }
 
 
-@pytest.mark.parametrize("said", CUT.values(), ids=CUT)
-def test_a_response_that_clients_read_differently_reaches_none(rig: Any, said: bytes) -> None:
+@pytest.mark.parametrize("printed", CUT.values(), ids=CUT)
+def test_a_response_that_clients_read_differently_reaches_none(rig: Any, printed: bytes) -> None:
     async def upstream(peer: Any) -> None:
         await peer.read_until(b"{}")
-        await peer.write(said)
+        await peer.write(printed)
         await peer.until_closed()
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""Several requests sent at once: answered one after another, in order, each alone at the upstream."""
+"""Pipelined requests: responses in order, one request at a time at the upstream."""
 
 import asyncio
 from typing import Any
@@ -16,7 +16,7 @@ def numbered_post(number: int, framing: str) -> bytes:
     return head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
 
 
-async def one_at_a_time(peer: Any) -> None:
+async def split_bytes(peer: Any) -> None:
     """Answers each request with its number, after a while in which no other may come."""
     while True:
         head = await peer.head()
@@ -34,7 +34,7 @@ def test_pipelined_responses_are_in_order(rig: Any, step: int) -> None:
     answers = b"".join(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhere is %d" % number for number in range(6))
 
     async def scenario() -> None:
-        async with rig.tap(one_at_a_time) as tap:
+        async with rig.tap(split_bytes) as tap:
             client = await tap.connect()
             await client.write(*(requests[at : at + step] for at in range(0, len(requests), step)))
             assert await client.exactly(len(answers)) == answers
@@ -79,7 +79,7 @@ def test_malformed_pipelined_request_is_refused_in_order(rig: Any) -> None:
 
 
 def test_pipelined_bytes_are_bounded(rig: Any) -> None:
-    """While one is answered the others wait: a few in memory, the rest on the client's side."""
+    """Pipelined requests wait: a few in memory, further bytes on the client's side."""
     one = b"GET /flood HTTP/1.1\r\nHost: t\r\n\r\n"
     many = one * 2000
     go_on = asyncio.Event()

@@ -42,7 +42,7 @@ def secret_headers() -> bytes:
 def bodies() -> dict[str, Any]:
     """A request for every API, each with secrets wherever text may stand."""
     tool = {"type": "function", "function": {"name": secret(), "description": secret(), "parameters": {}}}
-    said = [
+    printed = [
         {"role": "system", "content": secret()},
         {"role": "user", "name": secret(), "content": [{"type": "text", "text": secret()}]},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{secret()}"}}]},
@@ -52,9 +52,9 @@ def bodies() -> dict[str, Any]:
     common = {"model": "m", "user": secret(), "metadata": {"session_id": secret(), "note": secret()}}
     return {
         "/v1/completions": {**common, "prompt": [secret() * 9, secret()], "suffix": secret(), "stop": [secret()]},
-        "/v1/chat/completions": {**common, "messages": said, "tools": [tool], "stream": True, "logit_bias": {}},
+        "/v1/chat/completions": {**common, "messages": printed, "tools": [tool], "stream": True, "logit_bias": {}},
         "/v1/responses": {**common, "input": secret(), "instructions": secret(), "previous_response_id": secret()},
-        "/v1/messages": {**common, "messages": said[1:2], "system": secret(), "max_tokens": 5},
+        "/v1/messages": {**common, "messages": printed[1:2], "system": secret(), "max_tokens": 5},
         "/v1/embeddings": {**common, "input": [secret(), secret()]},
         f"/v1/{secret()}/rerank?query={secret()}": {**common, "documents": [secret()]},
         f"/v1/users/{MARK.lower()}/chat": {**common, "model": f"\x1b{secret()}"},
@@ -80,7 +80,7 @@ async def answer(request: Any) -> None:
         request.write_json({"id": secret(), "choices": [choice], "content": [{"text": secret()}], "usage": usage})
 
 
-async def say_raw(port: int, *lines: bytes) -> None:
+async def send_raw(port: int, *lines: bytes) -> None:
     """A request that the tap refuses, with secrets in what it refuses."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"\r\n".join(lines) + b"\r\n\r\n" + secret().encode())
@@ -90,12 +90,12 @@ async def say_raw(port: int, *lines: bytes) -> None:
 
 def shown_by(pids: list[int]) -> bytes:
     """Arguments and environment of processes: whoever is on the machine may read the first."""
-    found = b""
+    actual = b""
     for pid in pids:
         for part in ("cmdline", "environ"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                found += Path(f"/proc/{pid}/{part}").read_bytes()
-    return found
+                actual += Path(f"/proc/{pid}/{part}").read_bytes()
+    return actual
 
 
 @contextlib.asynccontextmanager
@@ -115,21 +115,21 @@ def get(port: int, path: str) -> bytes:
 def test_no_secret_is_anywhere_but_on_the_wire(lab: Any) -> None:
     model = write_model("deepseek", lab.trace.parent / "model")
     flags = ("--tokenizer", str(model), "--no-engine-facts", "--admin", "127.0.0.1:0", "--inject", "usage")
-    kept = ("--dialect", "vllm", "--keep-header", "X-Team", "--rotate-mb", "1")
+    remaining = ("--dialect", "vllm", "--keep-header", "X-Team", "--rotate-mb", "1")
 
     async def scenario() -> None:
-        async with upstream_of(lab) as port, lab.command(port, *flags, *kept, warm=False) as tap:
+        async with upstream_of(lab) as port, lab.command(port, *flags, *remaining, warm=False) as tap:
             [admin] = map(int, re.findall(r"admin pages on http://127\.0\.0\.1:(\d+)", tap.output))
             for extra in (b"", b"X-Fail: 1\r\n", b"X-Nonsense: 1\r\n"):
                 for path, body in bodies().items():
                     await tap.post(path, body, secret_headers() + b"X-Team: blue\r\n" + extra)
             await tap.post("/v1/completions", f"{secret()} is no object", secret_headers())
             host, authorization = b"Host: t", b"Authorization: " + secret().encode()
-            await say_raw(tap.port, b"GET /" + secret().encode() + b" HTTP/1.1", host, authorization, b"Bad : header")
-            await say_raw(
+            await send_raw(tap.port, b"GET /" + secret().encode() + b" HTTP/1.1", host, authorization, b"Bad : header")
+            await send_raw(
                 tap.port, b"GET / HTTP/1.1", host, authorization, b"Upgrade: websocket", b"Connection: upgrade"
             )
-            await say_raw(tap.port, secret().encode(), host)
+            await send_raw(tap.port, secret().encode(), host)
             processes = [
                 tap.process.pid,
                 *tap.pids("tap.proxy.worker"),
@@ -145,15 +145,15 @@ def test_no_secret_is_anywhere_but_on_the_wire(lab: Any) -> None:
             written = b"".join(path.read_bytes() for path in files)
             assert written.count(b'"endpoint"') >= 20
             assert b'"blue"' in written, "what was asked to be kept is"
-            for place, found in {
+            for index, actual in {
                 "a file": written,
                 "a file's name": "".join(map(str, files)).encode(),
                 "the output": (tap.output + tap.errors).encode(),
                 "an admin page": b"".join(pages),
                 "a process's arguments": shown,
             }.items():
-                where = found.upper().find(MARK.encode())
-                assert where < 0, f"{place} has {found[max(0, where - 80) : where + 20]!r}"
+                where = actual.upper().find(MARK.encode())
+                assert where < 0, f"{index} has {actual[max(0, where - 80) : where + 20]!r}"
             assert (lab.folder / "keys" / "key").read_bytes().strip() not in shown
 
     asyncio.run(scenario())

@@ -70,11 +70,11 @@ def test_captures_are_dropped_within_the_memory_budget(rig: Any) -> None:
             async def ask() -> int:
                 client = await tap.connect()
                 await client.write(request)
-                begun = await client.exactly(7 * len(PIECE))
+                started = await client.exactly(7 * len(PIECE))
                 await all_far.wait()
                 assert tap.budget.used_bytes <= budget
                 go_on.set()
-                body = (begun + await client.until_closed()).partition(b"\r\n\r\n")[2]
+                body = (started + await client.until_closed()).partition(b"\r\n\r\n")[2]
                 return int(body.count(b"x"))
 
             assert await asyncio.gather(*(ask() for _ in range(8))) == [8 * len(PIECE)] * 8

@@ -37,7 +37,7 @@ def with_line_ends(line_end: bytes) -> list[bytes]:
 
 
 def every_cut(stream: bytes) -> list[list[bytes]]:
-    """The stream in one read, in two for every place to cut it, and byte by byte."""
+    """The stream in one read, in two reads for each split, and byte by byte."""
     halves = [[stream[:cut], stream[cut:]] for cut in range(1, len(stream))]
     return [[stream], *halves, in_step(stream, 1)]
 
@@ -52,7 +52,7 @@ CASES = {
 }
 
 
-async def settle() -> None:
+async def wait_until_idle() -> None:
     for _ in range(4):
         await asyncio.sleep(0)
 
@@ -65,7 +65,7 @@ def test_stream_and_record_do_not_depend_on_reads(lab: Any, plays: list[list[byt
         request.write(HEAD)
         for piece in next(upcoming):
             request.write(piece)
-            await settle()
+            await wait_until_idle()
 
     async def scenario() -> None:
         async with lab.tap(script) as (tap, _):
@@ -80,7 +80,7 @@ def test_stream_and_record_do_not_depend_on_reads(lab: Any, plays: list[list[byt
     records = lab.records
     assert len(records) == len(plays)
     for record in records:
-        # How many reads had tokens depends on the cuts; all of the tokens are in one of them.
+        # The number of reads with tokens depends on the splits; the sum of tokens does not.
         assert record.ttft_ms is not None
         assert sum(record.itl_tokens or []) < 3
         assert len(record.itl_tokens or []) == len(record.itl_ms or [])

@@ -1,4 +1,4 @@
-"""Kept connections to the upstream that the upstream has given up: not one request is lost to them."""
+"""Stale upstream connections: no request is lost."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def answering(*behind: bytes) -> Any:
 
 
 def test_upstream_close_is_detected_before_the_next_request(rig: Any) -> None:
-    """Both are there when the loop wakes, the request before the close: only who looks sees that nobody is there."""
+    """Request and close arrive in one loop iteration, the request first: only a poll detects the close."""
 
     async def scenario() -> None:
         async with rig.tap(answering()) as tap:
@@ -80,9 +80,9 @@ def test_llamacpp_connection_is_not_reused_after_a_stream(rig: Any, server: byte
             client = await tap.connect()
             for number in range(10):
                 await client.write(GET)
-                told = await client.read_until(b"0\r\n\r\n")
-                assert told.endswith(b"2\r\nok\r\n0\r\n\r\n"), f"request {number}"
-                assert b"Connection: close" not in told, "the client's own connection stays"
+                reported = await client.read_until(b"0\r\n\r\n")
+                assert reported.endswith(b"2\r\nok\r\n0\r\n\r\n"), f"request {number}"
+                assert b"Connection: close" not in reported, "the client's own connection stays"
             assert len(tap.peers) == connections
 
     rig.run(scenario())
@@ -99,13 +99,13 @@ def test_llamacpp_connection_is_not_reused_after_a_stream(rig: Any, server: byte
 )
 def test_empty_lines_behind_an_answer_never_reach_the_client(rig: Any, answer: bytes, stray: bytes) -> None:
     """However the reads are cut: in the client's eyes they would begin its next answer."""
-    whole = answer + stray
-    cuts = range(len(answer) - 6, len(whole))
+    complete = answer + stray
+    cuts = range(len(answer) - 6, len(complete))
 
     async def upstream(peer: Any) -> None:
         await peer.head()
         cut = cuts[peer.number]
-        await peer.write(whole[:cut], whole[cut:])
+        await peer.write(complete[:cut], complete[cut:])
         await peer.until_closed()
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""Other protocols over the tap's connections: a clear no where the client needs one, silence where it was an offer."""
+"""Protocol upgrades: WebSocket and tunnels are refused, optional upgrades are ignored."""
 
 from typing import Any
 

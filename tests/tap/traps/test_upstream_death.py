@@ -76,7 +76,7 @@ def test_an_answer_that_ends_with_the_connection_is_reset(rig: Any) -> None:
 
 
 def test_an_answer_dechunked_for_an_old_client_is_reset(rig: Any) -> None:
-    """HTTP/1.0 has no chunks: the last one, which never came, would have been the connection's end."""
+    """HTTP/1.0 has no chunks: the missing last chunk is signalled by a reset."""
     seen = asyncio.Event()
 
     async def upstream(peer: Any) -> None:
