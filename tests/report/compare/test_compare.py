@@ -291,9 +291,7 @@ def test_gates_determine_the_exit_code(make_trace: MakeTrace, capsys: pytest.Cap
     assert "not judged" in capsys.readouterr().out
 
 
-def test_error_with_large_noise_is_too_uncertain(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_with_large_noise_is_too_uncertain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same TTFTs in the opposite order: the medians are equal, and resampled requests move them apart."""
     traces = [spaced("t", tmp_path, 1.0), spaced("o", tmp_path, 1.0, falling=True), spaced("far", tmp_path, 3.0)]
 
@@ -309,9 +307,7 @@ def test_error_with_large_noise_is_too_uncertain(
     assert judged("o.ttft.p50.error<=5%", "o.ttft.p50<=1ms") == 1
 
 
-def test_json_output_is_reproducible(
-    make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_output_is_reproducible(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["compare", "--json", f"a={make_trace('a')}", f"b={make_trace('b', seed=4)}", "--bootstrap", "60"]
     assert main(argv) == 0
     first = capsys.readouterr()

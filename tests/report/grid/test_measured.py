@@ -118,9 +118,7 @@ def test_sentences_name_throughput_latency_and_the_largest_load(
     )
 
 
-def test_label_without_a_passing_load_is_exit_code_1(
-    make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_label_without_a_passing_load_is_exit_code_1(make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_sweep({"A": A, "B": B})
     lines = printed(capsys, [folder, "--slo", "A.tpot.p90<=15ms"], 1)
     assert "A.tpot.p90<=15ms: met with A at no load" in lines
