@@ -1,4 +1,4 @@
-"""Python API: run load, replay, read traces, measure, fit, forecast, draw; and ``kvtape COMMAND …``.
+"""Python API: run load, replay, read traces, measure latencies, fit, forecast, draw; and ``kvtape COMMAND …``.
 
 The import is light: the libraries of a function are imported on first use. docs/python.md has examples.
 """
@@ -55,5 +55,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names of the API."""
     return __all__

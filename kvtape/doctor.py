@@ -1,4 +1,4 @@
-"""``kvtape doctor``: checks of this machine and an engine before a capture, with fixes."""
+"""``kvtape doctor``: checks of this machine and an engine (prefix cache, tokenizer) before a capture, with fixes."""
 
 import argparse
 import ctypes
@@ -75,10 +75,12 @@ def run(flags: argparse.Namespace) -> int:
     ahead_s, engine = (None, []) if flags.url is None else _check_engine(flags.url, access, probe=flags.probe)
     checks = [_packages(), _versions(), _key(), _disk(flags.output), _files(), _clock(ahead_s), _port(flags.listen)]
     checks += engine
-    lines = [f"{check.state:4} {check.name:9} {printable(check.result)}" for check in checks]
+    states = [check.state for check in checks]
+    verdict = f"{'NOT READY' if 'fail' in states else 'ready'}: {states.count('ok')} of {len(states)} checks ok"
+    lines = [verdict, *(f"{check.state:4} {check.name:9} {printable(check.result)}" for check in checks)]
     fixes = [f"{check.name}: {printable(check.advice)}" for check in checks if check.advice]
     print_result(Diagnosis(tuple(checks)), [*lines, *fixes], as_json=flags.json)
-    return 1 if any(check.state == "fail" for check in checks) else 0
+    return int("fail" in states)
 
 
 def _packages() -> Check:
@@ -156,7 +158,7 @@ def _clock(ahead_s: float | None) -> Check:
 
 
 def _is_synchronised() -> bool | None:
-    """Return whether the kernel or systemd reports a synchronized clock; None: unknown."""
+    """True if the kernel or systemd reports a synchronised clock; None: unknown."""
     adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None) if sys.platform == "linux" else None
     state = -1 if adjtimex is None else int(adjtimex(ctypes.create_string_buffer(TIMEX_BYTES)))
     if SYNCHRONISED_FILE.exists():

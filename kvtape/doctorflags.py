@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace) -> int:
-    """Check this machine and the engine."""
+    """Check this machine and the engine's settings: prefix cache, token ids, tokenizer."""
     from kvtape import doctor
 
     return doctor.run(flags)

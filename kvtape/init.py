@@ -33,12 +33,7 @@ def run(flags: argparse.Namespace) -> int:
         raise InputError(f"{flags.output}: exists; expected --overwrite or another -o/--output") from None
     except OSError as error:
         raise InputError(f"{flags.output}: {error.strerror or error}; expected a file to write") from None
-    for line in (
-        f"engine: {engine}",
-        *notes,
-        f"written: {flags.output}; next:",
-        *(f"  {step}" for step in _next(flags.output)),
-    ):
+    for line in (f"written: {flags.output}, for {engine}", *notes, "next:", *_next(flags.output)):
         print(printable(line))
     return 0
 
@@ -87,10 +82,10 @@ def config_text(url: str, model: str, engine: str, access: Mapping[str, object])
 
 def _next(file: Path) -> list[str]:
     return [
-        f"kvtape doctor --config {file}       # check this machine and the engine",
-        f"tap --config {file}                 # then your clients' base URL is http://127.0.0.1:{TAP_PORT}",
-        f"loadgen --config {file} --number 50 # or synthetic load",
-        "tracefile info captured.jsonl.zst",
+        f"  kvtape doctor --config {file}       # check this machine and the engine",
+        f"  tap --config {file}                 # base URL for clients: http://127.0.0.1:{TAP_PORT}",
+        f"  loadgen --config {file} --number 50 # or synthetic load",
+        "  tracefile info captured.jsonl.zst",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Comparisons from Python, and figures for a notebook in the colours of the HTML pages."""
+"""Comparisons from Python, and figures (latency, prefix cache) for a notebook in the colours of the HTML pages."""
 
 import os
 import re

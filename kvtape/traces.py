@@ -1,4 +1,4 @@
-"""Traces as arrays or data frames, and their metrics."""
+"""Traces as arrays or data frames, and their metrics: latency, throughput, prefix hits."""
 
 import importlib
 import os
@@ -34,7 +34,7 @@ def read_run(trace: str | os.PathLike[str]) -> Run:
 
 
 def read_columns(run: Run) -> dict[str, Any]:
-    """Return the columns of requests by field name (docs/fields.md), each of shape (n,); NaN: unknown."""
+    """Return the columns of requests (latencies, tokens …: docs/fields.md), each of shape (n,); NaN: unknown."""
     return {
         "request_id": run.request_ids,
         "session_id": run.sessions,

@@ -1,1 +1,1 @@
-"""Synthetic load: what to send × when × how, and the one sender that replay uses too."""
+"""Synthetic load: prompts, arrivals and API of requests, and the sender that replay uses, too."""

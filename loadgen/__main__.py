@@ -1,4 +1,4 @@
-"""``loadgen``: synthetic load against an OpenAI-compatible engine, with a trace of what it saw."""
+"""``loadgen``: send a synthetic load to an OpenAI-compatible engine and record latencies and tokens in a trace."""
 
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 
@@ -10,9 +10,9 @@ from tracefile.commandline.exit_codes import run_command
 
 
 def main(argv: Sequence[str]) -> int:
-    chosen, rest = argv[:1], argv[1:]
+    chosen, flags = argv[:1], argv[1:]
     if chosen == ["sweep"]:
-        plan = parse_sweep(rest)
+        plan = parse_sweep(flags)
         from loadgen.sweeping import run_sweep
 
         return run_sweep(plan)

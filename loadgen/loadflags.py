@@ -1,4 +1,4 @@
-"""Flags of a load, and the settings that they make."""
+"""Flags of a load, and their conversion to settings."""
 
 import argparse
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ from tracefile.commandline.parser import Parser, same_named
 from tracefile.records.errors import InputError
 from tracefile.storage.output import output_name
 
-DESCRIPTION = "Synthetic load against an OpenAI-compatible engine, with a trace of what it saw."
+DESCRIPTION = "Send a synthetic load to an OpenAI-compatible engine and record a trace."
 EPILOG = """\
-Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut short by Ctrl-C or SIGTERM (what is in flight is
-recorded as client_abort, the trace is complete). The same flags make the same load on every machine, with other tokens
-in every run; equal --nonce: equal tokens, which an engine's prefix cache may still hold.
-"loadgen sweep" runs a load at several concurrencies or rates, on one engine or on several in turn.
-"--pattern calibration" is the load whose capture "sim calibrate" learns an engine's step times from.
+Exit status: 0 done; 1 no request succeeded; 2 bad input; 130 interrupted by Ctrl-C or SIGTERM (requests in flight are
+recorded as client_abort, the trace is complete). Equal flags give equal lengths and times on every machine, with new
+tokens in every run; equal --nonce: equal tokens, which may hit an engine's prefix cache.
+"loadgen sweep" runs a load at several concurrencies or rates, on one or more engines.
+"--pattern calibration" is the load from whose capture "sim calibrate" fits the step times of an engine.
 
 examples:
   loadgen --url http://localhost:8001 --number 50 -o load.jsonl.zst
@@ -52,8 +52,8 @@ def parse_config(argv: Sequence[str], prog: str = "loadgen") -> LoadConfig:
         from measure.metrics.slos import refuse_without_streams
 
         refuse_without_streams(settings["slos"])
-    given = same_named(RunSettings, args) | same_named(LoadConfig, args)
-    return LoadConfig(**(given | settings | _load_settings(args, settings)))
+    direct = same_named(RunSettings, args) | same_named(LoadConfig, args)
+    return LoadConfig(**(direct | settings | _load_settings(args, settings)))
 
 
 def _load_settings(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _load_settings(args: argparse.Namespace, settings: dict[str, Any]) -> dict[s
     number, parallel = _bounds(args, group_size)
     prompts = parse_tokens("--prompt-tokens", args.prompt_tokens) or (STAGED_PROMPT if staged else USUAL_PROMPT)
     fields = settings["fields"]
-    if group_size > 1 and "temperature" not in fields.extra:  # or a group's outputs would be one and the same
+    if group_size > 1 and "temperature" not in fields.extra:  # otherwise all outputs of a group would be equal
         fields = replace(fields, extra={"temperature": 1.0, **fields.extra})
     return {
         "fields": fields,
@@ -82,7 +82,7 @@ def _load_settings(args: argparse.Namespace, settings: dict[str, Any]) -> dict[s
 
 
 def _size_for(args: argparse.Namespace) -> None:
-    """Take the lengths and the concurrency of ``--for``, where no flag says them."""
+    """Set prompt tokens and concurrency from the trace of ``--for``, unless flags set them."""
     if args.for_trace is None:
         return
     if args.pattern != "calibration":
@@ -103,7 +103,7 @@ def _rate_series(text: str | None) -> tuple[tuple[float, float], ...]:
 
 
 def _bounds(args: argparse.Namespace, group_size: int) -> tuple[int | None, int | None]:
-    """Sessions, and requests in flight: a small closed loop where no flag says when sessions begin, or how many."""
+    """Sessions, and requests in flight; defaults to a small closed loop if no flag sets arrivals or their number."""
     number, parallel = args.number, args.parallel
     if args.pattern == "calibration":
         return number, STAGED_PARALLEL if parallel is None else parallel
@@ -111,7 +111,7 @@ def _bounds(args: argparse.Namespace, group_size: int) -> tuple[int | None, int 
         return number, parallel
     parallel = CLOSED_PARALLEL if parallel is None else parallel
     if number is None and args.duration is None and args.dataset_path is None:
-        number = max(1, CLOSED_ROUNDS * parallel // max(1, group_size))  # what is below 1 is refused later
+        number = max(1, CLOSED_ROUNDS * parallel // max(1, group_size))  # values below 1 are refused later
     return number, parallel
 
 
@@ -140,40 +140,40 @@ def _add_timing(parser: Parser) -> None:
     add(
         "--number",
         type=int,
-        help=f"sessions or groups; a shorter dataset starts again (default: the dataset's, or {CLOSED_ROUNDS} for "
-        "each in --parallel)",
+        help=f"sessions or groups; a shorter dataset is repeated (default: the dataset's, or {CLOSED_ROUNDS} a slot "
+        "of --parallel)",
     )
-    add("--duration", type=seconds, help="start no session after TIME, such as 5m; a number alone is seconds")
+    add("--duration", type=seconds, help="start no session after TIME, such as 5m (a plain number: seconds)")
     add(
         "--rate-series",
         metavar="SERIES",
-        help="series: pairs of seconds and sessions a second from then on, such as 0:2,60:8,120:0; or a CSV or JSONL "
-        "file of t_s and rate (required with series)",
+        help="pairs of time in seconds and sessions a second, such as 0:2,60:8,120:0; or a CSV or JSONL file with t_s "
+        "and rate (required with --pattern series)",
     )
-    add("--group-size", type=int, help="sessions that start from one first prompt (default 1; rollouts: 8)")
+    add("--group-size", type=int, help="sessions with the same first prompt (default 1; rollouts: 8)")
     add(
         "--for",
         dest="for_trace",
         type=Path,
         metavar="TRACE",
-        help="calibration: prompts up to the longest of a trace, and as many in flight (default: see those flags)",
+        help="calibration: prompt tokens and requests in flight up to those of a trace (default: by their flags)",
     )
     add("--seed", type=int, default=0, metavar="K", help="seed of arrivals and lengths, and with --nonce of tokens")
     add(
         "--nonce",
         metavar="WORD",
-        help="seed of tokens; the nonce in an earlier run's header sends its tokens again (default: random)",
+        help="seed of tokens; the nonce in an earlier run's header repeats its tokens (default: random)",
     )
 
 
 def _add_content(parser: Parser) -> None:
     add = parser.add_argument_group("content", f"N of lengths: {FORMS}").add_argument
     add("--api", choices=get_args(Api), default="completions", help="API to send to; completions: token ids")
-    add("--no-stream", action="store_true", help="ask for whole responses, which have no TTFT and no ITL")
+    add("--no-stream", action="store_true", help="request responses without streaming: no TTFT, no ITL")
     add(
         "--prompt-tokens",
         metavar="N",
-        help="tokens of each turn, without the prefix (default 256; calibration: 64:10000)",
+        help="new prompt tokens of each turn, without the prefix (default 256; calibration: 64:10000)",
     )
     add("--output-tokens", metavar="N", help="exact output tokens of each request (default: the dataset's, else 16)")
     add("--prefix-count", type=int, help="shared prefixes (default 1 with --prefix-tokens, else 0)")
@@ -186,7 +186,7 @@ def _add_content(parser: Parser) -> None:
     add(
         "--think",
         metavar="TIME",
-        help="pause from a response's end to the next turn, such as 2s or 1s:5s (default: the dataset's, else 0)",
+        help="think time from a response's end to the next turn, such as 2s or 1s:5s (default: the dataset's, else 0)",
     )
     add(
         "--dataset",

@@ -1,4 +1,4 @@
-"""Run of a load from its settings to its exit code: the target asked, the load sent, its trace described."""
+"""Run of a load from its settings to its exit code: query the engine, send the load, describe its trace."""
 
 import secrets
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from loadgen.core.job import Job
 from loadgen.core.request import SESSION_HEADER, origin_of
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.first_prompts import orders_of
-from loadgen.plan.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, LoadJob, load_name
+from loadgen.plan.loadjob import ESTIMATED_LENGTHS, NOT_IN_NAME, LoadJob, load_name
 from loadgen.plan.workload import Workload as PlannedLoad
 from loadgen.runs.coordinator import RunConfig, announce, run_job, tokenizer_words
 from loadgen.runs.outcome import RunOutcome
 from loadgen.runs.preflight_errors import refusal
-from loadgen.runs.summary import Ending, end_run, summary_lines
-from loadgen.text.prompt_token_check import GIVEN, IDS, check_lines, check_notes, report_check
+from loadgen.runs.summary import RunResult, end_run, summary_lines
+from loadgen.text.prompt_token_check import DATASET_TEXTS, IDS, check_lines, check_notes, report_check
 from loadgen.text.targettext import NO_TARGET, TargetText, learn_target
 from loadgen.text.tokenizer import TokenizerError, find_tokenizer, path_of
 from loadgen.text.words import UNPROVEN
@@ -32,29 +32,29 @@ from tracefile.hashing.hashkey import load_key
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Workload
 
-EMPTY = "--duration, --rate: no arrival in that time; expected a longer one or a higher rate"
+EMPTY = "--duration, --rate: no arrival in that time; expected a longer time or a higher rate"
 _ALWAYS_SHOWN = frozenset(
     {"api", "rate", "duration_s", "number", "parallel", "prompt_tokens", "output_tokens", "turns"}
 )
-"""Flags that the trace's header has even where they were not given."""
-_OTHERWISE = frozenset({"pattern", "seed", "fields"})
+"""Flags that the trace header always contains."""
+_NOT_SHOWN = frozenset({"pattern", "seed", "fields"})
 SAMPLED = 200
-"""Sessions whose orders of roles are learnt before the run."""
+"""Sessions whose orders of roles (chat template tokens) are learnt before the run."""
 
 
 def run_load(config: LoadConfig) -> int:
-    """Send the load, write its trace, print its summary; return the exit code."""
+    """Send the load, write its trace, print its summary (latency, throughput); return the exit code."""
     if not config.has_texts:  # texts are the same in every run
         config = replace(config, nonce=config.nonce or secrets.token_hex(8))
-    ending = send_load(config)
-    summary = ending.summary
+    result = send_load(config)
+    summary = result.summary
     lines = () if summary.prompt_check is None else check_lines(summary.prompt_check)
     print_result(summary, summary_lines(summary, lines), as_json=config.as_json)
-    return ending.exit_code()
+    return result.exit_code()
 
 
-def send_load(config: LoadConfig, place: Mapping[str, object] | None = None) -> Ending:
-    """Send the load and write its trace. ``place``: its place in a sweep, for the header; null: announced here."""
+def send_load(config: LoadConfig, position: Mapping[str, object] | None = None) -> RunResult:
+    """Send the load and write its trace. ``position``: in a sweep, for the header; null: print the start line here."""
     with ControlClient(str(origin_of(config.url)), config.access) as control:
         model = control.resolve_model(config.model)
         engine = inspect_engine(control, model, config.dialect)
@@ -62,8 +62,8 @@ def send_load(config: LoadConfig, place: Mapping[str, object] | None = None) -> 
         unknown = target.unknown if config.api != "completions" else None
         tokenizer = IDS if config.api == "completions" else target.tokenizer
         job = load_job(config, engine.dialect, model, engine.facts, target)
-        known = [*engine.notes(), *dialect_notes(engine.dialect), *stream_notes(config)]
-        if place is None:
+        engine_notes = [*engine.notes(), *dialect_notes(engine.dialect), *stream_notes(config)]
+        if position is None:
             words = [
                 *engine.words(),
                 tokenizer_words(tokenizer, unknown),
@@ -71,14 +71,14 @@ def send_load(config: LoadConfig, place: Mapping[str, object] | None = None) -> 
                 *config.words(),
                 f"to {config.trace}",
             ]
-            announce("loadgen", words, known)
-        meta = _meta(job, engine.facts, {} if place is None else {"sweep": place})
+            announce("loadgen", words, engine_notes)
+        meta = _meta(job, engine.facts, {} if position is None else {"sweep": position})
         outcome = run_job(run_config(config, job, meta, engine.dialect))
         if outcome.stopped == "refused":
             lengths = "--prompt-tokens, --output-tokens"
             raise InputError(refusal(control, model, config, outcome.tally.errors, lengths))
         report = report_check(tokenizer, unknown, outcome.findings)
-        notes = [*recognition_notes(engine.recognised), *known, *_notes(outcome, config), *check_notes(report)]
+        notes = [*recognition_notes(engine.recognised), *engine_notes, *_notes(outcome, config), *check_notes(report)]
         facts = (engine.facts, control.facts())
     return end_run(outcome, config, pattern=config.arrivals, facts=facts, notes=notes, prompt_check=report)
 
@@ -97,7 +97,7 @@ def run_config(config: LoadConfig, job: Job, meta: Meta, dialect: Dialect) -> Ru
 
 
 def _meta(job: LoadJob, facts: EngineFacts, more: Mapping[str, object]) -> Meta:
-    """Return the header; ``more``: further fields of its workload."""
+    """Return the trace header; ``more``: further fields of its workload."""
     config = job.config
     counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
     return Meta(
@@ -115,13 +115,13 @@ def _meta(job: LoadJob, facts: EngineFacts, more: Mapping[str, object]) -> Meta:
 
 
 def _shape(config: LoadConfig) -> dict[str, object]:
-    """Flags that made the load, for readers of the trace; flags left at their defaults are omitted."""
+    """Flags of the load for the trace header, without defaults."""
     shown: dict[str, object] = {}
-    for each in fields(config):
-        value = getattr(config, each.name)
-        if each.name in ELSEWHERE | _OTHERWISE or (value == each.default and each.name not in _ALWAYS_SHOWN):
+    for setting in fields(config):
+        name, value = setting.name, getattr(config, setting.name)
+        if name in NOT_IN_NAME | _NOT_SHOWN or (value == setting.default and name not in _ALWAYS_SHOWN):
             continue
-        shown[each.name] = value if isinstance(value, float | int | None) else str(value)
+        shown[name] = value if isinstance(value, float | int | None) else str(value)
     if config.session_headers != (SESSION_HEADER,):
         shown["session_headers"] = ", ".join(config.session_headers)
     return shown | config.fields.described()
@@ -142,15 +142,15 @@ def load_job(config: LoadConfig, dialect: Dialect, model: str, facts: EngineFact
 
 
 def stream_notes(config: LoadConfig) -> list[str]:
-    return [] if config.fields.stream else ["--no-stream: responses come whole, so there is no TTFT and no ITL"]
+    return [] if config.fields.stream else ["--no-stream: no TTFT and no ITL"]
 
 
 def _notes(outcome: RunOutcome, config: LoadConfig) -> list[str]:
     notes = []
     if outcome.findings.get(ESTIMATED_LENGTHS):
         notes.append(
-            "lengths taken from the dataset's texts are estimated at 4 bytes a token; --tokenizer PATH makes them "
-            "exact, --output-tokens says them"
+            "output tokens of the dataset's texts are estimated at 4 bytes a token; --tokenizer PATH counts them, "
+            "--output-tokens sets them"
         )
     repeats = config.prefix_tokens or not config.single_turns
     if repeats and outcome.tally.cached_reported and not outcome.tally.cached_tokens:
@@ -158,14 +158,14 @@ def _notes(outcome: RunOutcome, config: LoadConfig) -> list[str]:
     without_ids = outcome.tally.without_output_hashes
     if config.api == "completions" and not config.single_turns and without_ids:
         notes.append(
-            f"the engine returned no token ids for {without_ids} answers: the turns after them went on from stand-ins, "
-            "whose blocks cannot be in its cache"
+            f"the engine returned no token ids for {without_ids} outputs: later turns contain stand-in tokens, "
+            "whose blocks cannot hit"
         )
     return notes
 
 
 def learn_load_text(config: LoadConfig, control: ControlClient, model: str) -> TargetText:
-    """Ask the tokenizer of ``--tokenizer`` for words and template; ids need none."""
+    """Learn words and chat template from the tokenizer of ``--tokenizer``; token-id prompts need none."""
     if config.api == "completions":
         return TargetText(UNPROVEN, {}, path=path_of(config.tokenizer))
     try:
@@ -174,4 +174,4 @@ def learn_load_text(config: LoadConfig, control: ControlClient, model: str) -> T
         return replace(NO_TARGET, unknown=str(error))
     orders = orders_of(islice(PlannedLoad(config), SAMPLED), config.prefix_tokens)
     target = learn_target(tokenizer, orders, path_of(config.tokenizer))
-    return replace(target, unknown=target.unknown or (GIVEN if config.has_texts else None))
+    return replace(target, unknown=target.unknown or (DATASET_TEXTS if config.has_texts else None))

@@ -1,4 +1,4 @@
-"""Runs of a sweep one after another: engine made ready, load sent, result kept in the index."""
+"""Runs of a sweep in sequence: warm up the engine, reset its prefix cache, send the load, record the result."""
 
 import secrets
 import shlex
@@ -19,10 +19,10 @@ from engines.readiness import Target, inspect_engine
 from loadgen.core.bodies import cache_probe
 from loadgen.core.request import origin_of
 from loadgen.loadrun import send_load
-from loadgen.plan.config import ONE_TURN, LoadConfig
+from loadgen.plan.config import SINGLE_TURN, LoadConfig
 from loadgen.runs.coordinator import announce
 from loadgen.runs.outcome import INTERRUPTED, exit_code
-from loadgen.runs.summary import Ending
+from loadgen.runs.summary import RunResult
 from loadgen.sweepplan import PROG, PlannedRun, SweepPlan
 from measure.sweepindex import INDEX, SweepRun, read_sweep, write_sweep
 from tracefile.records.errors import InputError
@@ -30,55 +30,55 @@ from tracefile.records.errors import InputError
 IDLE_WAIT_S = 60.0
 IDLE_POLL_S = 0.2
 WARM_UP_PARALLEL = 4
-TURN = "~"
-"""Between the sweep's nonce and the number of a run with tokens of its own."""
-NONCE = " --nonce "
+RUN_SEPARATOR = "~"
+"""Between the sweep's nonce and the number of a run with different tokens."""
+NONCE_FLAG = " --nonce "
 """Before the nonce, at the end of a run's command."""
 
 
 def run_sweep(plan: SweepPlan) -> int:
-    """Make the runs that are missing; 1 if one failed or missed an SLO, 130 if interrupted."""
+    """Execute the missing runs; 1 if a run failed or missed an SLO, 130 if interrupted."""
     sweep = Sweep(plan)
     try:
         return sweep.run()
     except KeyboardInterrupt:
-        tell(f"interrupted; to go on: {plan.command}")
+        log(f"interrupted; continue with: {plan.command}")
         return INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _kept(plan: SweepPlan) -> list[SweepRun]:
-    """Return the runs of the folder's index. Raises InputError for one that this sweep would not make."""
+def _indexed_runs(plan: SweepPlan) -> list[SweepRun]:
+    """Return the runs of the folder's index. Raises InputError for a run that is not in this sweep."""
     folder = plan.folder
     if not (folder / INDEX).exists():
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise InputError(f"--output {folder}: has other files and no {INDEX}; expected a new folder, or a sweep's")
         return []
     commands = {run.name: shlex.join(["loadgen", *run.argv]) for run in plan.runs}
-    kept = read_sweep(folder)
-    for entry in kept:
-        if commands.get(entry.run) != entry.command.rpartition(NONCE)[0]:
+    indexed = read_sweep(folder)
+    for entry in indexed:
+        if commands.get(entry.run) != entry.command.rpartition(NONCE_FLAG)[0]:
             raise InputError(f"--output {folder}: has run {entry.run} of {entry.command}; expected another folder")
-    return kept
+    return indexed
 
 
 class Sweep:
     """Sweep from its first run to its last."""
 
     def __init__(self, plan: SweepPlan) -> None:
-        kept = _kept(plan)
+        indexed = _indexed_runs(plan)
         self._plan = plan
-        self._entries = {entry.run: entry for entry in kept}
+        self._entries = {entry.run: entry for entry in indexed}
         self._targets: dict[str, Target] = {}
-        earlier = [shlex.split(entry.command)[-1] for entry in kept]
-        self._nonce = earlier[0].partition(TURN)[0] if earlier else secrets.token_hex(8)
-        self._cold = any(TURN in nonce for nonce in earlier)
-        """True if every run sends other tokens: for all labels, so that each gets the same load."""
+        earlier = [shlex.split(entry.command)[-1] for entry in indexed]
+        self._nonce = earlier[0].partition(RUN_SEPARATOR)[0] if earlier else secrets.token_hex(8)
+        self._cold = any(RUN_SEPARATOR in nonce for nonce in earlier)
+        """True if every run sends different tokens: for all labels, so that all get the same load."""
         self._missed = False
 
     def run(self) -> int:
-        """Make every run that is not done; return the exit code."""
+        """Execute every run that is not done; return the exit code."""
         plan = self._plan
         done = [entry.run for entry in self._entries.values() if entry.status == "done"]
         to_do = [run for run in plan.runs if run.name not in done or not run.config.trace.exists()]
@@ -86,27 +86,27 @@ class Sweep:
         plan.folder.mkdir(parents=True, exist_ok=True)
         for number, run in enumerate(plan.runs, 1):
             if run in to_do:
-                tell(f"run {number} of {len(plan.runs)}, {run.name}")
-                self._make(run, number)
+                log(f"run {number} of {len(plan.runs)}, {run.name}")
+                self._run_planned(run, number)
         failed = [entry for entry in self._entries.values() if entry.status != "done"]
-        print(f"{len(plan.runs) - len(failed)} of {len(plan.runs)} runs are done; to compare them:")
+        print(f"{len(plan.runs) - len(failed)} of {len(plan.runs)} runs done; compare them with:")
         print(f"report show {shlex.quote(str(plan.folder))} --html sweep.html")
         for entry in failed:
             print(f"{entry.run}: {entry.status.upper()}: {entry.reason}")
         return int(bool(failed) or self._missed)
 
     def _find_targets(self, to_do: Sequence[PlannedRun]) -> None:
-        """Ask each label's engine, before anything is sent."""
+        """Query the engine of each label, before the first request."""
         for run in to_do:
             if run.label not in self._targets:
                 self._targets[run.label] = find_target(run)
         cold = [label for label, target in self._targets.items() if not resets(target)]
         self._cold = self._cold or bool(cold)
         if cold:
-            tell(f"note: {', '.join(cold)}: no cache reset, so every run sends other tokens, in the same lengths")
+            log(f"note: {', '.join(cold)}: no reset of the prefix cache: every run sends different tokens")
 
-    def _make(self, run: PlannedRun, number: int) -> None:
-        """Make one run, and keep in the index how it ended. Raises KeyboardInterrupt if a signal ended it."""
+    def _run_planned(self, run: PlannedRun, number: int) -> None:
+        """Execute a run, and record its status in the index. Raises KeyboardInterrupt if a signal ended it."""
         config = replace(run.config, nonce=self._nonce_of(run))
         entry = SweepRun(
             run=run.name,
@@ -116,27 +116,27 @@ class Sweep:
             repeat=run.repeat,
             trace=run.config.trace.name,
             status="cut",
-            reason="begun, and not ended",
-            command=f"{shlex.join(['loadgen', *run.argv])}{NONCE}{shlex.quote(str(config.nonce))}",
+            reason="started, not ended",
+            command=f"{shlex.join(['loadgen', *run.argv])}{NONCE_FLAG}{shlex.quote(str(config.nonce))}",
             started=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
             duration_s=0.0,
         )
-        self._entries.pop(run.name, None)  # the index is in the order of beginning
-        self._keep(entry)
+        self._entries.pop(run.name, None)  # the index is in the order of starts
+        self._record(entry)
         try:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # the run before took its own handler away
-            place = {"run": run.name, "label": run.label, "repeat": run.repeat}
-            entry = self._ended(entry, send_load(config, place | self._prepare(run, config, number)))
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # the previous run removed its handler
+            position = {"run": run.name, "label": run.label, "repeat": run.repeat}
+            entry = self._ended(entry, send_load(config, position | self._prepare(run, config, number)))
         except InputError as error:
             entry = msgspec.structs.replace(entry, status="failed", reason=str(error))
-        self._keep(entry)
+        self._record(entry)
         if entry.status == "cut":
             raise KeyboardInterrupt
         if entry.status == "failed":
-            tell(f"  FAILED: {entry.reason}")
+            log(f"  FAILED: {entry.reason}")
 
     def _nonce_of(self, run: PlannedRun) -> str:
-        """Return the sweep's nonce, or one of the run's own where no cache is reset."""
+        """Return the sweep's nonce, or a nonce of this run if the prefix cache cannot be reset."""
         nonce = run.config.nonce or self._nonce
         if not self._cold:
             return nonce
@@ -144,10 +144,10 @@ class Sweep:
         number = pairs.index((run.repeat, run.point))
         if self._plan.shares_engine:
             number += len(pairs) * self._plan.labels.index(run.label)
-        return f"{nonce}{TURN}{number + 1}"
+        return f"{nonce}{RUN_SEPARATOR}{number + 1}"
 
     def _prepare(self, run: PlannedRun, config: LoadConfig, number: int) -> dict[str, object]:
-        """Warm the engine up, wait until it is idle, empty its cache; return what was done."""
+        """Warm up the engine, wait until it is idle, reset its prefix cache; return fields for the header."""
         target, warmed = self._targets[run.label], 0
         if self._plan.warm_up:
             with tempfile.TemporaryDirectory(prefix="kvtape-warm-up-") as folder:
@@ -160,35 +160,36 @@ class Sweep:
                 raise InputError(f"warm-up: {failure_words(result)}")
         with _control(config) as control:
             if not wait_until_idle(control):
-                tell(f"  note: the engine is not idle after {IDLE_WAIT_S:g} s")
+                log(f"  note: the engine is not idle after {IDLE_WAIT_S:g} s")
             if resets(target):
                 probe = cache_probe(target.dialect, target.model or "", config.vocabulary, target.block_size)
                 if note := reset_prefix_cache(control, target.dialect, probe):
-                    tell(f"  note: {note}")
+                    log(f"  note: {note}")
         return {"warm_up_requests": warmed, "cache": "other tokens" if self._cold else "reset"}
 
-    def _ended(self, entry: SweepRun, result: Ending) -> SweepRun:
+    def _ended(self, entry: SweepRun, result: RunResult) -> SweepRun:
         outcome, metrics = result.outcome, result.summary.metrics
         seconds = round(outcome.seconds, 3)
         if outcome.stopped in {"SIGINT", "SIGTERM"} and not outcome.failures:
             return msgspec.structs.replace(entry, reason=outcome.stopped, duration_s=seconds)
-        reason = failure_words(result) if exit_code(outcome) else str(result.lacking) if result.lacking else None
+        missing = None if result.missing_metric is None else str(result.missing_metric)
+        reason = failure_words(result) if exit_code(outcome) else missing
         if metrics is not None and reason is None:
             missed = [slo.slo for slo in metrics.slos if not slo.met]
             self._missed = self._missed or bool(missed)
             text = f"  {metrics.requests.completed:,} of {metrics.requests.n:,} requests in {seconds:g} s"
-            tell(f"{text}; SLO MISSED: {', '.join(missed)}" if missed else text)
+            log(f"{text}; SLO MISSED: {', '.join(missed)}" if missed else text)
         return msgspec.structs.replace(
             entry, status="done" if reason is None else "failed", reason=reason, duration_s=seconds
         )
 
-    def _keep(self, entry: SweepRun) -> None:
+    def _record(self, entry: SweepRun) -> None:
         self._entries[entry.run] = entry
         write_sweep(self._plan.folder, list(self._entries.values()))
 
 
 def warm_up_of(config: LoadConfig, requests: int, trace: Path, number: int) -> LoadConfig:
-    """Return a closed loop of single requests like the run's, with tokens of their own; ``number``: the run's."""
+    """Return a closed loop of single requests with equal lengths, different tokens; ``number``: the run's."""
     return replace(
         config,
         trace=trace,
@@ -199,14 +200,14 @@ def warm_up_of(config: LoadConfig, requests: int, trace: Path, number: int) -> L
         duration_s=None,
         number=requests,
         parallel=config.parallel or WARM_UP_PARALLEL,
-        turns=ONE_TURN,
+        turns=SINGLE_TURN,
         nonce=f"{config.nonce} warm-up {number}",
         slos=(),
     )
 
 
 def find_target(run: PlannedRun) -> Target:
-    """Ask the engine behind a label. Raises InputError if it is not there."""
+    """Query the engine of a label. Raises InputError if it is unreachable."""
     config = run.config
     with _control(config) as control:
         try:
@@ -219,12 +220,12 @@ def find_target(run: PlannedRun) -> Target:
 
 
 def resets(target: Target) -> bool:
-    """Return True if the engine's cache can be reset before each run."""
+    """Return True if the engine's prefix cache can be reset before each run."""
     return target.dialect.reset_cache is not None and target.has_reset is not False
 
 
 def wait_until_idle(control: ControlClient) -> bool:
-    """Wait for the requests of others, and cancelled ones; True: the engine is idle, or does not tell."""
+    """Wait until running and waiting requests have ended; True: the engine is idle, or reports no gauges."""
     until_s = time.monotonic() + IDLE_WAIT_S
     while time.monotonic() < until_s:
         gauges = control.facts().gauges
@@ -234,8 +235,8 @@ def wait_until_idle(control: ControlClient) -> bool:
     return False
 
 
-def failure_words(result: Ending) -> str:
-    """Return the reason of a run without one good response."""
+def failure_words(result: RunResult) -> str:
+    """Return the reason of a run without a successful request."""
     outcome = result.outcome
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome.tally.errors.items()))
     return "; ".join(outcome.failures) or f"no request completed{f' ({kinds})' if kinds else ''}"
@@ -245,5 +246,5 @@ def _control(config: LoadConfig) -> ControlClient:
     return ControlClient(str(origin_of(config.url)), config.access)
 
 
-def tell(text: str) -> None:
+def log(text: str) -> None:
     print(f"{PROG}: {text}" if not text.startswith("  ") else text, file=sys.stderr, flush=True)

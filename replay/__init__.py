@@ -1,1 +1,1 @@
-"""A captured trace as load: its sharing, lengths and times, with tokens made from its hashes."""
+"""Replay of a captured trace: its prefix sharing, lengths and times, with tokens generated from block hashes."""

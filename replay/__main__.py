@@ -1,4 +1,4 @@
-"""``replay``: a captured trace as load on any engine, with the capture's lengths, times and sharing, and new tokens."""
+"""``replay``: send a captured trace to any engine with its lengths, times and prefix sharing, but new tokens."""
 
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 
@@ -16,11 +16,11 @@ from tracefile.commandline.parser import Parser, same_named
 from tracefile.storage.output import output_name
 from tracefile.storage.segments import TRACE_SUFFIXES
 
-DESCRIPTION = "A captured trace as load on any engine: the capture's lengths, times and sharing, and new tokens."
+DESCRIPTION = "Send a captured trace to any engine: its lengths, times and prefix sharing, with new tokens."
 EPILOG = """\
-Requests that the engine refused in the capture are left out; those that were cut short are sent with as many output
-tokens as had come. Equal --nonce: equal tokens. Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut
-short by Ctrl-C or SIGTERM (what is in flight is recorded as client_abort, the trace is complete).
+Requests that the engine refused in the capture are skipped. A request cut short in the capture is sent with the number
+of output tokens received there. Equal --nonce: equal tokens. Exit status: 0 done; 1 no request succeeded; 2 bad input;
+130 interrupted by Ctrl-C or SIGTERM (requests in flight are recorded as client_abort, the trace is complete).
 
 examples:
   replay monday.jsonl.zst --url http://staging:8000 --replay-sessions -o staging.jsonl.zst
@@ -31,19 +31,19 @@ def parse_config(argv: Sequence[str]) -> ReplayConfig:
     args = _parser().parse_args(argv)
     args.trace = Path(output_name(args.output, f"{stem_of(args.source)}-replay"))
     refuse_lost_inputs(args.trace, [args.source])
-    made = {
+    converted = {
         "nonce": secrets.token_hex(8) if args.nonce is None else args.nonce,
         "output_substitution": not args.no_output_substitution,
         "start_s": args.start,
         "end_s": args.end,
         "loras": parse_loras(args.lora_map),
     }
-    given = same_named(RunSettings, args) | same_named(ReplayConfig, args)
-    return ReplayConfig(**(given | run_settings(args) | made))
+    direct = same_named(RunSettings, args) | same_named(ReplayConfig, args)
+    return ReplayConfig(**(direct | run_settings(args) | converted))
 
 
 def stem_of(source: Path) -> str:
-    """Name of a trace's file or folder, without the suffixes of its form and compression."""
+    """File or folder name of a trace without format and compression suffixes."""
     name = source.name or source.resolve().name
     while Path(name).suffix in (*TRACE_SUFFIXES, ".csv"):
         name = Path(name).stem
@@ -65,19 +65,19 @@ def _add_timing(parser: Parser) -> None:
     add(
         "--replay-sessions",
         action="store_true",
-        help="send a turn after the turn before it ends and its recorded pause; default: at its recorded time",
+        help="send each turn after the previous turn's end and its think time; default: at its recorded time",
     )
     add(
         "--closed-loop",
         action="store_true",
-        help="ignore recorded times: send in recorded order, --parallel requests at a time",
+        help="ignore recorded times: send in recorded order, --parallel requests in flight",
     )
     add(
         "--parallel",
         type=int,
-        help="most requests in flight; later ones queue (default: none; required with --closed-loop)",
+        help="limit of requests in flight; the rest queue (default: no limit; required with --closed-loop)",
     )
-    add("--speedup", type=float, default=1.0, help="divide arrival times and pauses by X, such as 2")
+    add("--speedup", type=float, default=1.0, help="divide arrival times and think times by X, such as 2")
     add("--start", type=duration, help="only arrivals from TIME on, on the trace's clock, such as 10m (default 0)")
     add("--end", type=duration, help="only arrivals before TIME, such as 20m (default: all)")
 
@@ -90,18 +90,18 @@ def _add_content(parser: Parser) -> None:
         default="completions",
         help="completions: token ids; others: words of one token each; auto: each request's own API",
     )
-    add("--cold-prompts", action="store_true", help="send other tokens in every prompt, so that no prefix is shared")
+    add("--cold-prompts", action="store_true", help="send different tokens in every prompt: no prefix hits")
     add(
         "--no-output-substitution",
         action="store_true",
-        help="send made-up tokens where a prompt repeats an earlier output; default: this run's own output tokens",
+        help="send synthetic tokens where a prompt repeats an earlier output; default: the output tokens of this run",
     )
     add(
         "--nonce",
         metavar="WORD",
-        help="seed of made-up tokens; the nonce in an earlier run's header sends its tokens again (default: random)",
+        help="seed of the tokens; the nonce in an earlier run's header repeats its tokens (default: random)",
     )
-    add("--reset-cache", action="store_true", help="reset the engine's prefix cache before the run, and check it")
+    add("--reset-cache", action="store_true", help="reset the engine's prefix cache before the run, and verify it")
     parser.add_setting(
         "--lora-map",
         action="append",

@@ -1,12 +1,12 @@
-"""Requests of a captured trace, read by each shard after the survey: its own sessions, a few bytes for each block."""
+"""Requests of a captured trace, read by each shard after the survey: the shard's sessions, 8 bytes a block hash."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from loadgen.core.job import WHOLE, Shard
-from replay.survey import ALL, Selection, Survey, why_not
+from loadgen.core.job import UNSHARDED, Shard
+from replay.survey import ALL, Selection, Survey, skip_reason
 from tracefile.files.reading import open_trace
 from tracefile.hashing.branches import Branch, record_branch, tail_key
 from tracefile.hashing.tokenchains import Branches, branches_of
@@ -17,7 +17,7 @@ from tracefile.sessions import infer_sessions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """Request to send again."""
+    """Captured request to replay."""
 
     request_id: RequestId
     session_id: SessionId | None
@@ -27,16 +27,16 @@ class Captured:
     offset_ms: float
     end_ms: float | None
     hashes: Sequence[BlockHash]
-    """Block hashes, as far as they are valid; empty: no known sharing."""
+    """Valid block hashes; empty: no known prefix sharing."""
     has_hashes: bool
     hash_source: HashSource | None
     output_hashes: Sequence[BlockHash] | None
     unfilled: BlockHash | None = None
-    """Name of the block that the prompt leaves unfilled (``tracefile.hashing.branches``). Null: no true one."""
+    """Name of the prompt's last, partly filled block (``tracefile.hashing.branches``). Null: no valid name."""
     branch: Branch | None = None
     prompt_tokens: int
     output_tokens: int
-    """Tokens to generate, of all choices; of a request cut short, the tokens seen."""
+    """Tokens to generate, over all choices; of an interrupted request, the tokens received."""
     cached_tokens: int | None
     endpoint: str | None
     stream: bool
@@ -47,11 +47,11 @@ class Captured:
 
     @property
     def tail(self) -> BlockHash:
-        """Name of the block that prompt and output leave unfilled."""
+        """Name of the block that prompt and output fill only partly."""
         return tail_key(self.output_hashes or self.hashes, self.request_id)
 
     def as_long(self, record: Record) -> bool:
-        """True if a replayed prompt and output have the captured lengths."""
+        """True if the replayed prompt and output have the captured token counts."""
         return (record.prompt_tokens, record.output_tokens) == (self.prompt_tokens, self.output_tokens)
 
 
@@ -59,17 +59,17 @@ def load_capture(
     survey: Survey,
     selection: Selection = ALL,
     *,
-    shard: Shard = WHOLE,
+    shard: Shard = UNSHARDED,
     sessions: bool = False,
     output_substitution: bool = True,
 ) -> tuple[list[Captured], Branches | None]:
-    """Requests of one shard in order of arrival, and the branches of the trace.
+    """Return one shard's requests in order of arrival, and the branches of the trace.
 
-    ``output_substitution``: sharers of output blocks stay together. Null branches: the trace names only the block where
-    chains diverge.
+    ``output_substitution``: requests that share output blocks stay in one shard. Null branches: the trace names only
+    the block where hash chains diverge.
     """
-    read: Callable[[], Iterator[Record]] = partial(read_kept, survey, selection)
-    if sessions and survey.meta.block_size is not None and not survey.links_known:
+    read: Callable[[], Iterator[Record]] = partial(read_selected, survey, selection)
+    if sessions and survey.meta.block_size is not None and not survey.has_parent_ids:
         linked = infer_sessions(read(), survey.block_size).records
         read = partial(iter, linked)
     has_branches = bool(survey.meta.hash and survey.meta.hash.branches)
@@ -82,15 +82,15 @@ def load_capture(
             with open_trace(survey.path) as reader:
                 branches = branches_of(map(inferred.fill, reader), survey.block_size)
     has = _membership(read, shard, survey.block_size, output_substitution=output_substitution)
-    mine = [captured_of(record, survey.first_ms, survey.block_size) for record in read() if has(record)]
-    mine.sort(key=lambda request: request.offset_ms)
-    return mine, branches
+    requests = [captured_of(record, survey.first_ms, survey.block_size) for record in read() if has(record)]
+    requests.sort(key=lambda request: request.offset_ms)
+    return requests, branches
 
 
-def read_kept(survey: Survey, selection: Selection) -> Iterator[Record]:
+def read_selected(survey: Survey, selection: Selection) -> Iterator[Record]:
     with open_trace(survey.path) as reader:
         for record in reader:
-            if not why_not(record, survey.meta.block_size) and not selection.why_not(record):
+            if not skip_reason(record, survey.meta.block_size) and not selection.skip_reason(record):
                 yield record
 
 
@@ -104,7 +104,7 @@ def _membership(
 
 
 def output_to_generate(record: Record) -> int:
-    """Recorded output tokens, else the number of seen ones; at least 1."""
+    """Recorded output tokens, else the number of tokens received; at least 1."""
     if record.output_tokens:
         return record.output_tokens
     if record.status == "ok" and record.output_tokens is None and record.max_tokens:
@@ -113,13 +113,13 @@ def output_to_generate(record: Record) -> int:
 
 
 def captured_of(record: Record, first_ms: float, block_size: int) -> Captured:
-    """Hashes take eight bytes each, because a trace has millions."""
+    """Convert a record. Block hashes are packed into 8 bytes each, because a trace has millions."""
     hashes = array("Q", record.block_hashes or [])
     if record.hashable_blocks is not None:
         del hashes[record.hashable_blocks :]
     output = record.output_block_hashes
     end_ms = record.end_ms()
-    whole = len(hashes) == (record.prompt_tokens or 0) // block_size
+    complete = len(hashes) == (record.prompt_tokens or 0) // block_size
     return Captured(
         request_id=record.request_id,
         session_id=record.session_id,
@@ -132,7 +132,7 @@ def captured_of(record: Record, first_ms: float, block_size: int) -> Captured:
         has_hashes=record.block_hashes is not None,
         hash_source=record.hash_source,
         output_hashes=None if output is None else block_hashes(array("Q", output)),
-        unfilled=unfilled_block(record) if whole and record.block_hashes is not None else None,
+        unfilled=unfilled_block(record) if complete and record.block_hashes is not None else None,
         branch=branch_of(record),
         prompt_tokens=len(hashes) * block_size if record.prompt_tokens is None else record.prompt_tokens,
         output_tokens=output_to_generate(record),
@@ -147,7 +147,7 @@ def captured_of(record: Record, first_ms: float, block_size: int) -> Captured:
 
 
 def unfilled_block(record: Record) -> BlockHash:
-    """Return the name of the block that the prompt leaves unfilled: the output fills it, or it is the last."""
+    """Return the name of the prompt's last, partly filled block: an output block, or the tail."""
     output = record.output_block_hashes
     return output[0] if output else tail_key(record.block_hashes or (), record.request_id)
 
@@ -163,7 +163,7 @@ def block_hashes(values: "array[int]") -> Sequence[BlockHash]:
 
 
 class Groups:
-    """Disjoint sets that grow together, by number."""
+    """Union-find over numbered items."""
 
     def __init__(self) -> None:
         self._parents: list[int] = []
@@ -178,49 +178,49 @@ class Groups:
             item = self._parents[item]
         return item
 
-    def join(self, one: int, other: int) -> None:
-        low, high = sorted((self.find(one), self.find(other)))
+    def join(self, first: int, second: int) -> None:
+        low, high = sorted((self.find(first), self.find(second)))
         self._parents[high] = low
 
 
 def group_requests(
     read: Callable[[], Iterable[Record]], block_size: int, *, output_substitution: bool
 ) -> Mapping[RequestId, int]:
-    """Number every request's group from 0, by first records. ``read`` iterates the records, once or twice."""
+    """Map requests that share sessions or output blocks to one group number. ``read`` iterates once or twice."""
     groups = Groups()
     items: dict[RequestId, int] = {}
     names: dict[str, int] = {}
-    makers: dict[BlockHash, int] = {}
-    parts: dict[BlockHash, int] = {}
+    owners: dict[BlockHash, int] = {}
+    prompt_tokens_in: dict[BlockHash, int] = {}
     for record in read():
         item = items[record.request_id] = groups.add()
         for name in _names(record):
             groups.join(names.setdefault(name, item), item)
         for block in _generated(record) if output_substitution else ():
-            groups.join(makers.setdefault(block, item), item)
-            parts.setdefault(block, 0)
+            groups.join(owners.setdefault(block, item), item)
+            prompt_tokens_in.setdefault(block, 0)
         if output_substitution and record.output_block_hashes is not None:
-            parts[unfilled_block(record)] = (record.prompt_tokens or 0) % block_size
-    if makers:
+            prompt_tokens_in[unfilled_block(record)] = (record.prompt_tokens or 0) % block_size
+    if owners:
         for record in read():
-            carried = list(record.block_hashes or ())
+            blocks = list(record.block_hashes or ())
             branch = record_branch(record, block_size)
-            if branch is not None and branch.tokens > parts.get(branch.earlier, 0):
-                carried.append(branch.earlier)  # it goes on with a part of an output
-            _bind_carrier(groups, items[record.request_id], carried, makers)
+            if branch is not None and branch.tokens > prompt_tokens_in.get(branch.earlier, 0):
+                blocks.append(branch.earlier)  # the prompt continues part of an output
+            _join_owners(groups, items[record.request_id], blocks, owners)
     numbers: dict[int, int] = {}
     return {request_id: numbers.setdefault(groups.find(item), len(numbers)) for request_id, item in items.items()}
 
 
 def _generated(record: Record) -> list[BlockHash]:
-    """Blocks with output tokens, the unfilled last one included where its name can occur."""
+    """Blocks with output tokens, including the partly filled last block if its name can occur."""
     if record.output_block_hashes is None:
         return []
     return [*record.output_block_hashes, tail_key(record.chain(), record.request_id)]
 
 
 def _names(record: Record) -> list[str]:
-    """Names that bind a request to others: itself (for its children), its parent, its session."""
+    """Keys that group a request with others: its id (for its children), its parent, its session."""
     names = [f"request {record.request_id}"]
     if record.parent_id is not None:
         names.append(f"request {record.parent_id}")
@@ -229,9 +229,9 @@ def _names(record: Record) -> list[str]:
     return names
 
 
-def _bind_carrier(groups: Groups, item: int, carried: Iterable[BlockHash], makers: Mapping[BlockHash, int]) -> None:
-    """Join a request with the generators of its prompt's blocks."""
-    for block in carried:
-        maker = makers.get(block)
-        if maker is not None:
-            groups.join(maker, item)
+def _join_owners(groups: Groups, item: int, blocks: Iterable[BlockHash], owners: Mapping[BlockHash, int]) -> None:
+    """Join a request with the requests that generated blocks of its prompt."""
+    for block in blocks:
+        owner = owners.get(block)
+        if owner is not None:
+            groups.join(owner, item)

@@ -1,6 +1,6 @@
-"""From hashes to tokens: a block's tokens are a fixed function of its hash and the run's nonce.
+"""Expansion of block hashes to tokens: a block's tokens are a pure function of its hash and the run's nonce.
 
-A hash stands for its whole prefix, so prompts that shared a prefix in the capture share one here.
+A block hash covers its complete prefix, so prompts that shared a prefix in the capture share one in the replay.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from tracefile.hashing.splitmix64 import mix64, mix64_array
 from tracefile.records.schema import BlockHash, RequestId
 
 TAIL = 0x7461696C
-"""Sets a tail's key apart from its request's block keys."""
+"""Separates the key of a prompt's tail from the keys of its blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Makes blocks of ``block_size`` tokens out of hashes, under one nonce."""
+    """Generates ``block_size`` tokens for each block hash, under one nonce."""
 
     block_size: int
     nonce: str
     vocabulary: Vocabulary
     cold: bool = False
-    """True if a hash means other tokens in every request."""
+    """True if a block hash gets different tokens in every request."""
 
     def blocks(self, hashes: Sequence[BlockHash], request_id: RequestId) -> npt.NDArray[np.uint32]:
         salt = self.request_key(request_id) if self.cold else text_key(self.nonce)
@@ -40,9 +40,9 @@ class Expansion:
         return text_key(f"{self.nonce}\0{request_id}")
 
     def rekeyed(self, block_hash: BlockHash, request_id: RequestId) -> BlockHash:
-        """Hash of this request alone, for a block that no other request shares."""
+        """Hash that only this request has, for a block that no other request shares."""
         return BlockHash(mix64(block_hash ^ self.request_key(request_id)))
 
     def renamed(self, block_hash: BlockHash) -> BlockHash:
-        """Hash of this nonce alone, for a block shared within the nonce."""
+        """Hash that only this nonce has, for a block shared within the run."""
         return BlockHash(mix64(block_hash ^ text_key(self.nonce)))

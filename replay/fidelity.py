@@ -1,4 +1,4 @@
-"""Fidelity of a replay to its capture, counted in each process; and the account of all requests."""
+"""Fidelity of a replay to its capture: token counts and prefix hits, and the account of all requests."""
 
 from collections.abc import Mapping
 
@@ -11,27 +11,27 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
 
 NOT_SENT = "not sent: "
-"""Prefix of a reason, among a shard's findings."""
+"""Prefix of a reason among a shard's findings."""
 
 
 class Fidelity(msgspec.Struct):
-    """Counts over the requests that ended well."""
+    """Counts over successful requests."""
 
     answered: int = 0
     prompt_exact: int = 0
-    """Prompts that the engine counted as long as recorded."""
+    """Prompts with the recorded number of tokens, as counted by the engine."""
     output_exact: int = 0
-    """Outputs of the length to be generated."""
+    """Outputs with the number of tokens to generate."""
     cached_reported: int = 0
     cached_nonzero: int = 0
-    """Prompts with any cached tokens."""
+    """Requests with a prefix hit."""
     cached_compared: int = 0
-    """Requests with cached tokens known in capture and replay."""
+    """Requests with cached tokens reported in capture and replay."""
     cached_exact: int = 0
     without_hashes: int = 0
-    """Sent without sharing: the capture has no hashes for them."""
+    """Sent without prefix sharing: no block hashes in the capture."""
     without_ids: int = 0
-    """Outputs that filled blocks but cannot be substituted: the engine returned no ids."""
+    """Outputs with complete blocks that cannot be substituted: the engine returned no token ids."""
     substituted_blocks: int = 0
     missed_blocks: int = 0
     not_sent: dict[str, int] = {}
@@ -67,20 +67,19 @@ def fidelity_of(findings: Mapping[str, int]) -> Fidelity:
 
 
 def fidelity_lines(fidelity: Fidelity, *, cold: bool) -> list[str]:
-    of = fidelity.answered
+    answered = fidelity.answered
     lines = [
-        f"lengths             prompt as recorded {fidelity.prompt_exact}/{of}, "
-        f"output as recorded {fidelity.output_exact}/{of}"
+        f"lengths as captured {fidelity.prompt_exact}/{answered} prompts, {fidelity.output_exact}/{answered} outputs"
     ]
     if fidelity.cached_compared:
         lines.append(f"cached as captured  {fidelity.cached_exact}/{fidelity.cached_compared} requests, to the token")
     if cold and fidelity.cached_reported:
         of_all = f"{fidelity.cached_reported - fidelity.cached_nonzero} of {fidelity.answered}"
-        lines.append(f"cold: {of_all} requests hit nothing")
+        lines.append(f"cold                {of_all} requests without a prefix hit")
     if fidelity.substituted_blocks or fidelity.missed_blocks:
         lines.append(
-            f"substituted outputs {fidelity.substituted_blocks} prompt blocks of real generated tokens, "
-            f"{fidelity.missed_blocks} made up"
+            f"substituted outputs {fidelity.substituted_blocks} prompt blocks of generated tokens, "
+            f"{fidelity.missed_blocks} synthetic"
         )
     return lines
 
@@ -90,35 +89,35 @@ def fidelity_notes(fidelity: Fidelity, *, cold: bool, output_substitution: bool)
     if cold and fidelity.cached_nonzero:
         notes.append(f"not cold: {fidelity.cached_nonzero} requests of {fidelity.cached_reported} hit the prefix cache")
     if cold and fidelity.answered > fidelity.cached_reported:
-        silent = fidelity.answered - fidelity.cached_reported
-        notes.append(f"the engine reported no cached tokens for {silent} requests: that they were cold is not verified")
+        unreported = fidelity.answered - fidelity.cached_reported
+        notes.append(f"cold not verified: the engine reported no cached tokens for {unreported} requests")
     if fidelity.cached_reported and not fidelity.cached_nonzero and fidelity.substituted_blocks and not cold:
         notes.append(f"cached tokens: {NOTHING_CACHED.format(fidelity.cached_reported)}")
     if fidelity.without_hashes and not cold:
         notes.append(
-            f"{fidelity.without_hashes} requests have no hashes in the capture and were sent sharing nothing; "
-            "a tap with --tokenizer PATH records hashes of text"
+            f"{fidelity.without_hashes} requests have no block hashes in the capture: sent without shared prefixes; "
+            "record with tap --tokenizer PATH to hash text prompts"
         )
     if fidelity.without_ids and not cold and output_substitution:
         notes.append(
-            f"the engine returned no token ids for {fidelity.without_ids} answers: the next turns cannot hit them"
+            f"the engine returned no token ids for {fidelity.without_ids} outputs: later turns cannot hit their blocks"
         )
     if not output_substitution and fidelity.missed_blocks:
         notes.append(
-            f"--no-output-substitution: {fidelity.missed_blocks} prompt blocks that were generated in the capture "
-            "were made up"
+            f"--no-output-substitution: {fidelity.missed_blocks} prompt blocks of captured outputs "
+            "have synthetic tokens"
         )
     return notes
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests; what was sent, left out and not sent adds up to ``requests``."""
+    """Accounting of requests: sent, left out and not sent add up to ``requests``."""
 
     requests: int
     sent: int
     left_out: Mapping[str, int]
     not_sent: Mapping[str, int]
-    """By the failure before them, or the end of the run."""
+    """By the failed request before them, or the end of the run."""
 
     def check_integrity(self) -> None:
         accounted = self.sent + sum(self.left_out.values()) + sum(self.not_sent.values())
@@ -126,13 +125,13 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def account_of(survey: Survey, fidelity: Fidelity, *, sent: int, stopped: str | None) -> Account:
-    """Account of a run that is over. Raises InputError if requests are missing for an unknown reason."""
+    """Account for the requests of a finished run. Raises InputError if requests are missing for an unknown reason."""
     not_sent = {f"after {failure}": count for failure, count in fidelity.not_sent.items()}
-    missing = survey.kept - sent - sum(not_sent.values())
+    missing = survey.selected - sent - sum(not_sent.values())
     if missing and stopped is None:
-        raise InputError(f"{survey.path}: {missing} requests were neither sent nor left out; expected it to hold still")
+        raise InputError(f"{survey.path}: {missing} requests neither sent nor left out; expected an unchanged trace")
     if missing:
-        not_sent[f"cut short ({stopped})"] = missing
+        not_sent[f"stopped ({stopped})"] = missing
     return Account(requests=survey.total, sent=sent, left_out=dict(sorted(survey.left_out.items())), not_sent=not_sent)
 
 
@@ -140,6 +139,6 @@ def account_lines(account: Account) -> list[str]:
     lines = [f"requests            {account.requests} in the trace, {account.sent} sent"]
     for title, reasons in (("left out", account.left_out), ("not sent", account.not_sent)):
         if reasons:
-            told = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-            lines.append(f"{title:<19} {told}")
+            counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+            lines.append(f"{title:<19} {counts}")
     return lines

@@ -1,4 +1,4 @@
-"""A replay as a job: each worker's requests planned, built with their tokens, followed up and described."""
+"""A replay as a job: each worker plans requests, builds token prompts, sends follow-ups, completes records."""
 
 import hashlib
 import struct
@@ -26,22 +26,22 @@ from replay.expansion import Expansion
 from replay.fidelity import Fidelity
 from replay.substitution import OutputSubstitution, reused_blocks
 from replay.survey import Survey
-from replay.text import Exchange, TextReplay, TextTarget, goes_on, open_text
+from replay.text import Exchange, TextReplay, TextTarget, continues, open_text
 from tracefile.hashing.tokenchains import Branches
 from tracefile.records.schema import BlockHash, Record, RequestId
 
 FOLLOWERS = "followers"
-"""Finding that counts requests that waited for another."""
+"""Finding that counts requests that waited for a parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Place of a request in a session-paced replay."""
+    """Position of a request in a session-paced replay."""
 
     anchor: RequestId | None
-    """Nearest sent ancestor that had ended before this arrival; null: a root."""
+    """Nearest ancestor in the replay that had ended before this arrival; null: a root."""
     think_ms: float
-    """From the anchor's end; 0 for a root."""
+    """Think time from the end of the anchor; 0 for a root."""
 
 
 ROOT = Link(None, 0.0)
@@ -49,7 +49,7 @@ ROOT = Link(None, 0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Common data of the requests of a replay, or of a worker's part of it."""
+    """Data shared by all requests of a replay, or of one worker's shard: model, block size, links, fidelity counts."""
 
     config: ReplayConfig
     model: str
@@ -59,11 +59,11 @@ class Replay:
     block_size: int
     dialect: Dialect = VLLM
     width: int | None = None
-    """Open sessions of a closed loop; null: none, or an open loop."""
+    """Limit of open sessions in a closed loop; null: no limit, or an open loop."""
     branches: Branches | None = None
-    """Null: the capture names only the block where chains diverge."""
+    """Null: the capture names only the block where hash chains diverge."""
     text: TextReplay | None = None
-    """Null: token ids are sent."""
+    """Null: prompts are token ids."""
     fidelity: Fidelity = field(default_factory=Fidelity)
     ends_ms: dict[RequestId, float] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ class Replay:
 
     @cached_property
     def words(self) -> Expansion | None:
-        """Expansion of hashes to words; null: none is sent in words."""
+        """Expansion of block hashes to words; null: all prompts are token ids."""
         if self.text is None:
             return None
         return Expansion(self.block_size, self.config.nonce, self.text.vocabulary(), self.config.cold_prompts)
@@ -97,8 +97,8 @@ class Replay:
     def link(self, captured: Captured) -> Link:
         return self.links.get(captured.request_id, ROOT)
 
-    def behind(self, captured: Captured) -> Iterator[Captured]:
-        """All requests that wait for this one, and for those."""
+    def descendants(self, captured: Captured) -> Iterator[Captured]:
+        """All requests that wait for this request, directly or through others."""
         waiting = list(self.followers.get(captured.request_id, ()))
         while waiting:
             following = waiting.pop()
@@ -109,7 +109,7 @@ class Replay:
         return None if self.text is None or self.text.form_of(captured) is None else self.words
 
     def prompt(self, captured: Captured) -> TokenIds:
-        """Tokens of a prompt, or the words in their places."""
+        """Tokens of a prompt, or the words in their positions."""
         words = self.words_for(captured)
         if words is None and not self.config.cold_prompts:
             blocks: npt.NDArray[np.uint32] = self.substitution.blocks(captured.hashes, captured.request_id).ravel()
@@ -121,7 +121,7 @@ class Replay:
         return np.concatenate([blocks, tail])
 
     def hashes(self, captured: Captured) -> list[BlockHash] | None:
-        """Null: the capture has none."""
+        """Block hashes valid in this run; null: none in the capture."""
         if not captured.has_hashes:
             return None
         if self.config.cold_prompts:
@@ -129,13 +129,13 @@ class Replay:
         return list(captured.hashes)
 
     def digest_share(self) -> int:
-        """Sum of one SHA-256 per request; equal digests: equal prompts, save model name and real outputs."""
+        """Sum of one SHA-256 a request; equal: equal prompt tokens, except model name and substituted outputs."""
         config = self.config
         head = hashlib.sha256(
             f"{GENERATOR} replay {config.cold_prompts} {config.output_substitution} "
             f"{config.speedup} {config.parallel if config.closed_loop else None} {self.block_size} "
             f"{config.vocabulary.low} {config.vocabulary.high} {self.text and self.text.name}"
-            f"{config.fields if config.fields.given else ''}{config.nonce}".encode()
+            f"{config.fields if config.fields.customised else ''}{config.nonce}".encode()
         )
         return sum(int.from_bytes(self._digest(head.copy(), captured), "little") for captured in self.requests)
 
@@ -154,13 +154,13 @@ class Replay:
 
 @dataclass(slots=True)
 class Slot:
-    """Place in a closed loop, held by a session until all its requests have ended."""
+    """Slot of a closed loop, occupied by a session until all its requests have ended."""
 
     waiting: "Iterator[Replayed]"
     open: int = 1
 
     def ended(self, followers: int) -> Sequence[Send]:
-        """Count an ended request with ``followers`` follow-ups; return the next root if the slot is free."""
+        """Record an ended request with ``followers`` follow-ups; return the next root if the slot is free."""
         self.open += followers - 1
         if self.open:
             return ()
@@ -174,7 +174,7 @@ class Slot:
 
 @dataclass(slots=True)
 class Replayed:
-    """Request of a replay."""
+    """Request of a replay: built, sent, followed up, described."""
 
     run: Replay
     captured: Captured
@@ -185,7 +185,7 @@ class Replayed:
     output_hashes: list[BlockHash] | None = None
 
     def send(self, due_ms: float | None) -> Send:
-        """``due_ms`` null: as soon as there is room."""
+        """``due_ms`` null: as soon as a slot is free."""
         return Send(due_ms, self.build, self.follow_ups, self.describe)
 
     def build(self) -> PlannedRequest:
@@ -214,28 +214,28 @@ class Replayed:
         )
 
     def follow_ups(self, response: Response) -> Sequence[Send]:
-        """Requests that waited for this one (none after a failure), and the next root of its slot."""
+        """Requests that waited for this request (none after a failure), and the next root of its slot."""
         run, captured = self.run, self.captured
         run.ends_ms[captured.request_id] = response.end_ms
         exchange = self._exchange(response)
         self._substitute(response)
         followers: list[Send] = []
         if response.ok:
-            for each in run.followers.get(captured.request_id, ()):
-                due_ms = run.link(each).think_ms / run.config.speedup
-                followers.append(Replayed(run, each, self.slot, exchange).send(due_ms))
+            for follower in run.followers.get(captured.request_id, ()):
+                due_ms = run.link(follower).think_ms / run.config.speedup
+                followers.append(Replayed(run, follower, self.slot, exchange).send(due_ms))
         else:
-            behind = sum(1 for _ in run.behind(captured))
-            run.fidelity.leave(behind, response.record.error or response.record.status)
+            descendants = sum(1 for _ in run.descendants(captured))
+            run.fidelity.leave(descendants, response.record.error or response.record.status)
         return followers if self.slot is None else [*followers, *self.slot.ended(len(followers))]
 
     def describe(self, response: Response) -> Record:
-        """Record with the capture's ids and hashes, as far as they match the request."""
+        """Record with the capture's ids and block hashes, as far as they match the replayed request."""
         captured, run = self.captured, self.run
         self.prompt = self.chat = None
         run.fidelity.add(captured, response.record)
-        in_ids = run.words_for(captured) is None
-        without_ids = in_ids and response.ok and response.token_ids is None
+        as_token_ids = run.words_for(captured) is None
+        without_ids = as_token_ids and response.ok and response.token_ids is None
         run.fidelity.without_ids += without_ids and bool(captured.output_hashes)
         hashes = run.hashes(captured)
         parent_end_ms = None if captured.parent_id is None else run.ends_ms.get(captured.parent_id)
@@ -271,24 +271,24 @@ class Replayed:
         if self.chat is None:
             return None
         self.chat.resolve(response)
-        goes_on_from_it = config.output_substitution and not config.cold_prompts and response.ok
-        return Exchange(self.captured, self.chat, response) if goes_on_from_it else None
+        may_continue = config.output_substitution and not config.cold_prompts and response.ok
+        return Exchange(self.captured, self.chat, response) if may_continue else None
 
     def _substitute(self, response: Response) -> None:
-        """Use the real output tokens in later prompts; set the output hashes valid in this run."""
+        """Use the generated output tokens in later prompts; set the output block hashes valid in this run."""
         run, captured, recorded = self.run, self.captured, self.captured.output_hashes
         if not response.ok or response.token_ids is None or recorded is None or self.prompt is None:
             return
         if self.chat is not None:
-            # Only requests that waited for this output continue it; others that carry its hashes have words there.
+            # Only followers continue this output. Other requests with its block hashes have synthetic words there.
             waiting = run.followers.get(captured.request_id, ())
             if not captured.as_long(response.record):
                 return
-            if run.config.output_substitution and any(goes_on(each, captured) for each in waiting):
+            if run.config.output_substitution and any(continues(follower, captured) for follower in waiting):
                 self.output_hashes = list(recorded)
                 return
         if self.chat is not None or run.config.cold_prompts:
-            self.output_hashes = [run.expansion.rekeyed(each, captured.request_id) for each in recorded]
+            self.output_hashes = [run.expansion.rekeyed(block, captured.request_id) for block in recorded]
             return
         self.output_hashes = run.substitution.answered(
             captured.request_id, recorded, self.prompt, response.token_ids, captured.tail
@@ -296,7 +296,7 @@ class Replayed:
 
 
 def plan_sends(replay: Replay) -> Iterator[Send]:
-    """Yield the roots in order of time, in a closed loop in recorded order; other requests follow from them."""
+    """Yield root requests in order of time, in a closed loop in recorded order. Follow-ups come from responses."""
     config = replay.config
     roots = (Replayed(replay, captured) for captured in replay.requests if replay.link(captured).anchor is None)
     if replay.width is None:
@@ -310,14 +310,14 @@ def plan_sends(replay: Replay) -> Iterator[Send]:
 
 @dataclass(frozen=True, slots=True)
 class ReplayJob:
-    """A replay that any process can open: the requests themselves are read there."""
+    """Picklable replay: each process opens its shard and reads the requests from the trace."""
 
     config: ReplayConfig
     survey: Survey
     model: str
     dialect: DialectName
     text: TextTarget | None = None
-    """Null: token ids are sent."""
+    """Null: prompts are token ids."""
 
     def open(self, shard: Shard) -> "OpenReplay":
         config, dialect = self.config, DIALECTS[self.dialect]
@@ -336,7 +336,7 @@ class ReplayJob:
             links=link_requests(requests) if config.replay_sessions else {},
             block_size=self.survey.block_size,
             dialect=dialect,
-            width=shard.part_of(config.parallel) if in_sessions else None,
+            width=shard.share_of(config.parallel) if in_sessions else None,
             branches=branches if self.text is None else None,
             text=None if self.text is None else open_text(self.text, dialect, self.survey.block_size),
         )
@@ -345,7 +345,7 @@ class ReplayJob:
 
 @dataclass(slots=True)
 class OpenReplay:
-    """A worker's part of a replay, ready to be sent."""
+    """Shard of a replay in one worker, ready to send."""
 
     replay: Replay
 
@@ -374,19 +374,20 @@ class OpenReplay:
 
 
 def link_requests(requests: Sequence[Captured]) -> dict[RequestId, Link]:
-    """Link every request to its anchor, from the parents that the records name.
+    """Link every request to its anchor, following recorded parent ids.
 
-    A child that came before its parent had ended did not wait for it: its anchor is the next ancestor, or it is a root.
-    So is the child of a request that cannot be sent. A join waits for its recorded parent, the last one to end.
+    A child that arrived before its parent had ended did not wait for it: its anchor is the next ancestor, or it is a
+    root. The same holds for a child of a request that cannot be sent. A join waits for its recorded parent, the last to
+    end.
     """
-    known = {request.request_id: request for request in requests}
-    return {request_id: _link(request, known) for request_id, request in known.items()}
+    by_id = {request.request_id: request for request in requests}
+    return {request_id: _link(request, by_id) for request_id, request in by_id.items()}
 
 
-def _link(request: Captured, known: Mapping[RequestId, Captured]) -> Link:
+def _link(request: Captured, by_id: Mapping[RequestId, Captured]) -> Link:
     parent_id = request.parent_id
-    while parent_id is not None and parent_id in known:
-        ancestor = known[parent_id]
+    while parent_id is not None and parent_id in by_id:
+        ancestor = by_id[parent_id]
         if ancestor.end_ms is not None and ancestor.end_ms <= request.offset_ms:
             return Link(parent_id, request.offset_ms - ancestor.end_ms)
         parent_id = ancestor.parent_id

@@ -30,11 +30,11 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import HashInfo, Meta, Workload
 
 MOST_TURNS = 32
-"""Turns of a session with templates learnt before the run; a local tokenizer learns more later."""
+"""Turns of a session for which chat templates are learnt before the run; a local tokenizer learns more later."""
 
 
 class ReplaySummary(msgspec.Struct, frozen=True):
-    """Content of ``--json``: the run, the account of the trace's requests, and the fidelity to the capture."""
+    """``--json`` output: run summary (latency, throughput), account of requests, fidelity to the capture."""
 
     run: Summary
     dialect: str
@@ -43,13 +43,13 @@ class ReplaySummary(msgspec.Struct, frozen=True):
 
 
 def run_replay(config: ReplayConfig) -> int:
-    """Send the capture again, write its trace, print its summary; exit codes as loadgen's."""
+    """Replay the capture, write its trace, print the summary. Exit codes: as of loadgen."""
     survey = survey_trace(config.source, config.selection)
     require_hashes(survey, config)
-    if config.replay_sessions and not survey.links_known:
+    if config.replay_sessions and not survey.has_parent_ids:
         print(
-            f"warning: {survey.path}: no request names its parent; turns are inferred from block hashes, and requests "
-            "without one are sent at their recorded times",
+            f"warning: {survey.path}: no parent_id; turns are inferred from block hashes, requests without an inferred "
+            "parent are sent at their recorded times",
             file=sys.stderr,
         )
     with ControlClient(str(origin_of(config.url)), config.access) as control:
@@ -65,14 +65,14 @@ def run_replay(config: ReplayConfig) -> int:
         text = learn_replay_text(config, control, model, survey, engine.block_size)
         notes += engine.notes()
         about_text = tokenizer_words(*prompts_of(text))
-        source = f"{survey.kept} requests of {config.source.name}, hashes of {survey.block_size}-token blocks"
+        source = f"{survey.selected} requests of {config.source.name}, hashes of {survey.block_size}-token blocks"
         announce("replay", [*engine.words(), about_text, source, *config.words(), f"to {config.trace}"], notes)
         outcome = run_job(
             RunConfig(
                 settings=config,
                 job=ReplayJob(config, survey, model, engine.dialect.name, text),
                 meta=msgspec.structs.replace(replay_meta(config, survey, engine), tokenizer=prompts_of(text)[0]),
-                sessions=survey.kept,
+                sessions=survey.selected,
                 parallel=config.parallel,
                 unreported=unreported(engine.dialect),
             )
@@ -84,7 +84,7 @@ def run_replay(config: ReplayConfig) -> int:
 
 
 def prompts_of(text: TextTarget | None) -> tuple[str | None, str | None]:
-    """Return the tokenizer of the prompts, and the reason why it proves none of their lengths."""
+    """Return the tokenizer of the prompts, and the reason why it cannot verify their token counts."""
     return (IDS, None) if text is None else (text.text.tokenizer, text.text.unknown)
 
 
@@ -109,7 +109,7 @@ def report(
     notes += fidelity_notes(fidelity, cold=config.cold_prompts, output_substitution=config.output_substitution)
     check, counts = report_check(*prompts_of(text), outcome.findings), text_counts(outcome.findings)
     notes += [*(() if text is None else check_notes(check)), *text_notes(counts)]
-    ending = end_run(
+    ended = end_run(
         outcome,
         config,
         pattern=config.words()[0],
@@ -120,24 +120,24 @@ def report(
     lines = [*account_lines(account), *fidelity_lines(fidelity, cold=config.cold_prompts)]
     if text is not None:
         lines += [*check_lines(check), *text_lines(counts)]
-    summary = ReplaySummary(ending.summary, engine.dialect.name, account, fidelity)
-    print_result(summary, summary_lines(ending.summary, lines), as_json=config.as_json)
-    return ending.exit_code()
+    summary = ReplaySummary(ended.summary, engine.dialect.name, account, fidelity)
+    print_result(summary, summary_lines(ended.summary, lines), as_json=config.as_json)
+    return ended.exit_code()
 
 
 def session_notes(findings: Mapping[str, int], config: ReplayConfig) -> list[str]:
     if config.replay_sessions and not findings.get(FOLLOWERS):
-        return ["--replay-sessions: no request of the trace is known to continue another; all were open loop"]
+        return ["--replay-sessions: no request of the trace continues another; all were sent at recorded times"]
     return []
 
 
 def replay_meta(config: ReplayConfig, survey: Survey, target: Target) -> Meta:
-    facts, found = target.facts, target.recognised
+    facts, recognition = target.facts, target.recognised
     counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
     engine = msgspec.structs.replace(facts.engine, gpus=config.gpus)
-    if engine.name is None and found.certain:
-        engine = msgspec.structs.replace(engine, name=found.dialect.name)
-    # A cold run's hashes equal no other run's, whatever the capture's key was.
+    if engine.name is None and recognition.certain:
+        engine = msgspec.structs.replace(engine, name=recognition.dialect.name)
+    # Block hashes of a cold run match no other run, whatever the key of the capture.
     hashes = HashInfo(algorithm="replay-cold") if config.cold_prompts else survey.meta.hash
     if hashes is not None:
         hashes = msgspec.structs.replace(hashes, branches=None)
@@ -154,15 +154,15 @@ def replay_meta(config: ReplayConfig, survey: Survey, target: Target) -> Meta:
             speedup=None if config.speedup == 1.0 else config.speedup,
             cold_prompts=True if config.cold_prompts else None,
             source_digest=survey.source_digest,
-            extra=shape_of(config, found.dialect),
+            extra=shape_of(config, recognition.dialect),
         ),
         extra=counters,
     )
 
 
 def shape_of(config: ReplayConfig, dialect: Dialect) -> dict[str, object]:
-    """Flags that differ from their defaults, for readers of the trace."""
-    told = {
+    """Flags that differ from their defaults, for the trace header."""
+    flags = {
         "api": None if config.api == "completions" else config.api,
         "dialect": dialect.name,
         "closed_loop": config.closed_loop or None,
@@ -171,13 +171,13 @@ def shape_of(config: ReplayConfig, dialect: Dialect) -> dict[str, object]:
         "end_s": config.end_s,
         "output_substitution": None if config.output_substitution else False,
     }
-    return {name: value for name, value in told.items() if value is not None} | config.fields.described()
+    return {name: value for name, value in flags.items() if value is not None} | config.fields.described()
 
 
 def learn_replay_text(
     config: ReplayConfig, control: ControlClient, model: str, survey: Survey, block_size: int | None
 ) -> TextTarget | None:
-    """Ask the tokenizer of ``--tokenizer``; null: token ids are sent, and none is asked."""
+    """Learn chat templates and words from the tokenizer of ``--tokenizer``; null: prompts are token ids."""
     if config.api == "completions" or (config.api == "auto" and not any(map(text_api_of, survey.endpoints))):
         return None
     try:

@@ -1,6 +1,6 @@
-"""A captured trace, checked before any of it is sent: requests to send, and requests left out.
+"""Survey of a captured trace before the first request: requests to send, and requests left out.
 
-The trace is read once and no record is kept. An invalid record is an InputError that names the line and the field.
+The trace is read once and no record is kept in memory. An invalid record is an InputError with line and field.
 """
 
 import math
@@ -32,15 +32,15 @@ RULES: tuple[Rule, ...] = (check_signs, check_hashes)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """``--start`` and ``--end``."""
+    """Arrival window of ``--start`` and ``--end``."""
 
     start_s: float | None = None
-    """On the trace's clock; null: from its beginning. What arrived before is left out, its follow-ups are not: they
-    find their context in the cache as far as others' prompts put it there."""
+    """On the trace's clock; null: from its beginning. Earlier requests are left out, their follow-ups are not: their
+    prefix is cached only as far as other prompts put it there."""
     end_s: float | None = None
     """End, exclusive; null: the trace's end."""
 
-    def why_not(self, record: Record) -> str | None:
+    def skip_reason(self, record: Record) -> str | None:
         arrival_ms = record.arrival_ms or 0.0
         if self.start_s is not None and arrival_ms < self.start_s * 1000:
             return BEFORE
@@ -54,23 +54,23 @@ ALL = Selection()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """Facts of a trace before any of it is sent."""
+    """Facts of a trace before any request is sent."""
 
     path: str
     meta: Meta
     source_digest: str
     total: int
-    kept: int
+    selected: int
     left_out: Counter[str]
     first_ms: float
-    """First sent arrival, on the trace's clock."""
+    """First selected arrival, on the trace's clock."""
     has_hashes: bool
-    links_known: bool
+    has_parent_ids: bool
     loras: frozenset[str]
     endpoints: frozenset[str]
     beyond_limit: int
     hits_inside_blocks: int
-    """Cached tokens that end inside a block of the trace: a replay cannot hit them to the token."""
+    """Requests with cached tokens that end inside a block: a replay cannot hit them to the token."""
 
     @property
     def block_size(self) -> int:
@@ -78,27 +78,27 @@ class Survey:
 
 
 def survey_trace(path: str | os.PathLike[str], selection: Selection = ALL) -> Survey:
-    """Raises InputError naming the line of an invalid record."""
+    """Survey a trace. Raises InputError with the line of an invalid record."""
     with open_trace(path) as reader:
-        seen = _Seen(reader.meta.block_size)
+        builder = SurveyBuilder(reader.meta.block_size)
         for record in reader.results():
             if isinstance(record, InputError):
-                raise record  # values out of bounds too: nothing is sent that was not recorded
-            seen.add(record, reader, selection)
+                raise record  # values out of bounds too: replay only recorded requests
+            builder.add(record, reader, selection)
         for warning in reader.warnings:
             print(f"warning: {warning}", file=sys.stderr)
-        seen.check_parents(reader)
-        return seen.survey(reader, trace_digest(path))
+        builder.check_parents(reader)
+        return builder.survey(reader, trace_digest(path))
 
 
-class _Seen:
-    """A survey as it grows: ids and lines of all, records of none."""
+class SurveyBuilder:
+    """Survey during the read: ids and lines of all requests, no records."""
 
     def __init__(self, block_size: int | None) -> None:
         self._block_size = block_size
         self._lines: dict[RequestId, int] = {}
         self._parents: dict[RequestId, RequestId] = {}
-        self._kept = 0
+        self._selected = 0
         self._first_ms = math.inf
         self._latest_ms: float | None = None
         """Of all arrivals, selected or not."""
@@ -114,18 +114,18 @@ class _Seen:
         where = reader.where()
         if record.request_id in self._lines:
             before = reader.where(self._lines[record.request_id])
-            raise InputError(f"{where}: request_id: as on line {before.rpartition(':')[2]}; expected unique ids")
+            raise InputError(f"{where}: request_id: duplicate of line {before.rpartition(':')[2]}; expected unique ids")
         self._lines[record.request_id] = reader.line
         check_record(record, self._block_size, where)
         if record.parent_id is not None:
             self._parents[record.request_id] = record.parent_id
         if record.arrival_ms is not None:
             self._latest_ms = max(record.arrival_ms, self._latest_ms or 0.0)
-        reason = why_not(record, self._block_size) or selection.why_not(record)
+        reason = skip_reason(record, self._block_size) or selection.skip_reason(record)
         if reason is not None:
             self.left_out[reason] += 1
             return
-        self._kept += 1
+        self._selected += 1
         self._first_ms = min(self._first_ms, record.arrival_ms or 0.0)
         self._hashed = self._hashed or record.block_hashes is not None
         self._linked = self._linked or record.parent_id is not None
@@ -138,48 +138,48 @@ class _Seen:
         self._hits_inside_blocks += bool((record.cached_tokens or 0) % (self._block_size or 1))
 
     def check_parents(self, reader: TraceReader) -> None:
-        in_cycle = find_cycle(self._parents)
-        if in_cycle is not None:
-            where = reader.where(self._lines[in_cycle])
-            raise InputError(f"{where}: parent_id: a cycle; expected parents to come first")
+        ancestor = find_cycle(self._parents)
+        if ancestor is not None:
+            where = reader.where(self._lines[ancestor])
+            raise InputError(f"{where}: parent_id: a cycle; expected parents before children")
         unknown = [child for child, parent in self._parents.items() if parent not in self._lines]
         if unknown:
             print(
-                f"warning: {reader.where(self._lines[unknown[0]])}: parent_id: not in the trace, as of {len(unknown)} "
-                "requests; each is sent as a session's first",
+                f"warning: {reader.where(self._lines[unknown[0]])}: parent_id: not in the trace; {len(unknown)} such "
+                "requests are sent as first turns",
                 file=sys.stderr,
             )
 
     def survey(self, reader: TraceReader, source_digest: str) -> Survey:
-        """Raises InputError if nothing is left to send."""
-        if not self._kept:
-            raise InputError(f"{reader.path}: no request that can be sent; {self._why_none()}")
+        """Raises InputError if no request is left to send."""
+        if not self._selected:
+            raise InputError(f"{reader.path}: no request to send; {self._empty_reasons()}")
         return Survey(
             path=reader.path,
             meta=reader.meta,
             source_digest=source_digest,
             total=len(self._lines),
-            kept=self._kept,
+            selected=self._selected,
             left_out=self.left_out,
             first_ms=self._first_ms,
             has_hashes=self._hashed,
-            links_known=self._linked,
+            has_parent_ids=self._linked,
             loras=frozenset(self._loras),
             endpoints=frozenset(self._endpoints),
             beyond_limit=self._beyond_limit,
             hits_inside_blocks=self._hits_inside_blocks,
         )
 
-    def _why_none(self) -> str:
-        """Reasons of an empty selection; with ``--start`` or ``--end`` also where the arrivals end."""
+    def _empty_reasons(self) -> str:
+        """Reasons of an empty selection; with ``--start`` or ``--end`` also the last arrival."""
         reasons = ", ".join(f"{count(number)} {reason}" for reason, number in self.left_out.items())
         if self._latest_ms is None or not any(reason in self.left_out for reason in (BEFORE, AFTER)):
-            return reasons or "it has no records"
-        return f"{reasons}; the last arrives at {duration(self._latest_ms)} on the trace's clock"
+            return reasons or "the trace has no records"
+        return f"{reasons}; last arrival at {duration(self._latest_ms)} on the trace's clock"
 
 
-def why_not(record: Record, block_size: int | None) -> str | None:
-    """Reason why a request cannot be sent again; null: it can. Refused requests took no time of the engine."""
+def skip_reason(record: Record, block_size: int | None) -> str | None:
+    """Reason why a request cannot be replayed; null: it can. Refused requests cost no prefill and no decode."""
     if record.endpoint is not None and record.endpoint not in GENERATING:
         return "no generation: embeddings, scores, audio"
     if record.status == "error" and record.ttft_ms is None and not record.output_tokens:
@@ -200,7 +200,7 @@ def check_record(record: Record, block_size: int | None, where: str) -> None:
     if record.n is not None and record.n > MOST_CHOICES:
         raise InputError(f"{where}: n: {record.n}; expected at most {MOST_CHOICES}")
     if record.prompt_tokens is None and len(record.block_hashes or ()) * (block_size or 1) > MOST_TOKENS:
-        raise InputError(f"{where}: block_hashes: of a prompt beyond {MOST_TOKENS} tokens; expected a shorter one")
+        raise InputError(f"{where}: block_hashes: more than {MOST_TOKENS} prompt tokens; expected a shorter prompt")
     if record.itl_tokens and not 0 <= min(record.itl_tokens) <= max(record.itl_tokens) <= MOST_TOKENS:
         raise InputError(f"{where}: itl_tokens: {min(record.itl_tokens)}; expected 0 to {MOST_TOKENS}")
     if record.arrival_ms is not None and record.arrival_ms + (record.e2e_ms or 0.0) > LONGEST_MS:
@@ -214,15 +214,15 @@ def check_record(record: Record, block_size: int | None, where: str) -> None:
 
 
 def find_cycle(parents: Mapping[RequestId, RequestId]) -> RequestId | None:
-    """A request that is its own ancestor; null: none."""
-    sound: set[RequestId] = set()
+    """Return a request that is its own ancestor; null: none."""
+    acyclic: set[RequestId] = set()
     for start in parents:
-        trail: dict[RequestId, None] = {}
-        at: RequestId | None = start
-        while at is not None and at not in sound:
-            if at in trail:
-                return at
-            trail[at] = None
-            at = parents.get(at)
-        sound.update(trail)
+        path: dict[RequestId, None] = {}
+        current: RequestId | None = start
+        while current is not None and current not in acyclic:
+            if current in path:
+                return current
+            path[current] = None
+            current = parents.get(current)
+        acyclic.update(path)
     return None

@@ -1,14 +1,14 @@
-"""A captured prompt as words: for the APIs that take conversations, in the target's own tokens.
+"""A captured prompt as words, for chat, responses and messages APIs, in tokens of the target's tokenizer.
 
-A hash stands for ``block_size`` words of one token each, and a word keeps the place in the prompt that its token had.
-The chat template's tokens take the first and last places, so that length and blocks stay:
+A block hash expands to ``block_size`` words of one token each, and a word has the position of its token in the prompt.
+The chat template's tokens replace the first and last positions, so that length and blocks stay:
 
     captured   | block 1 | block 2 | … | block k | tail        |
     sent       template  | words of block 1 … k  | tail | template
 
-Only blocks within the template's beginning are shared by all prompts. If the tail has no room for the template's end,
-the prompt is longer: a shared block is never cut. In a session a prompt continues the last one and its real output,
-as messages, and only the rest is words.
+All prompts share only the blocks within the start of the template. If the tail is shorter than the end of the template,
+the prompt gets longer: a shared block is never cut. In a session, a prompt continues the previous prompt and its
+generated output as messages; only the remaining tokens are words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,71 +33,69 @@ UNKNOWN_TO: Mapping[TextApi, frozenset[str]] = {
     "responses": frozenset({"n", "n_cmpl", "prompt_logprobs"}),
     "messages": frozenset({"n", "n_cmpl", "priority", "prompt_logprobs"}),
 }
-"""Fields of a captured shape that an API does not have."""
+"""Captured request fields that an API does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextTarget:
-    """Text settings of a shard; plain values."""
+    """Text settings of a shard: API, tokenizer and words, block size. Picklable."""
 
     api: TextApi | Literal["auto"]
-    """``auto``: each request's own API, if it takes conversations."""
+    """``auto``: each request's captured API, if it takes messages."""
     text: TargetText
     engine_block_size: int | None = None
 
 
 @dataclass(slots=True)
 class TextCounts:
-    """Counts of the captured blocks in a replay of words."""
+    """Counts of a replay in words: prompts with other token counts, blocks within the chat template."""
 
     longer: int = 0
-    """Prompts without room for the template's end in their tail."""
+    """Prompts whose tail is shorter than the end of the template."""
     longer_tokens: int = 0
     outgrown: int = 0
-    """Prompts whose earlier messages alone are longer than the capture's prompt."""
+    """Prompts whose earlier messages alone have more tokens than the captured prompt."""
     template_blocks: int = 0
-    """Leading blocks within the template, of all prompts."""
+    """Leading blocks within the template, over all prompts."""
     continued: int = 0
-    made_up: int = 0
-    """Prompts that could not, unlike the capture."""
+    synthetic: int = 0
+    """Prompts that continue an output in the capture but not in the replay."""
 
     def findings(self) -> dict[str, int]:
         return {FINDINGS + name: count for name, count in asdict(self).items()}
 
 
 def text_counts(findings: Mapping[str, int]) -> TextCounts:
-    found = {name.removeprefix(FINDINGS): count for name, count in findings.items() if name.startswith(FINDINGS)}
-    return TextCounts(**found)
+    counts = {name.removeprefix(FINDINGS): count for name, count in findings.items() if name.startswith(FINDINGS)}
+    return TextCounts(**counts)
 
 
 def text_lines(counts: TextCounts) -> list[str]:
-    if not counts.continued and not counts.made_up:
+    if not counts.continued and not counts.synthetic:
         return []
-    return [f"real outputs        {counts.continued} prompts continued a real output, {counts.made_up} could not"]
+    return [f"real outputs        {counts.continued} prompts continue a generated output, {counts.synthetic} could not"]
 
 
 def text_notes(counts: TextCounts) -> list[str]:
     notes = []
     if counts.longer:
         notes.append(
-            f"{counts.longer} prompts are {counts.longer_tokens} tokens longer in all: behind their last block was no "
-            "room for the chat template's end"
+            f"{counts.longer} prompts are longer, {counts.longer_tokens} tokens in total: their tail is shorter than "
+            "the end of the chat template"
         )
     if counts.outgrown:
         notes.append(
-            f"{counts.outgrown} prompts are longer than captured: earlier outputs came back as more tokens than were "
+            f"{counts.outgrown} prompts are longer than captured: earlier outputs have more tokens as text than were "
             "generated (some engines repeat the prompt in the output)"
         )
     if counts.template_blocks:
-        notes.append(
-            f"{counts.template_blocks} leading blocks in all lie within the chat template: every prompt shares them"
-        )
+        notes.append(f"{counts.template_blocks} leading blocks lie within the chat template: all prompts share them")
     return notes
 
 
 @dataclass(slots=True)
 class TextReplay:
-    """Makes one shard's prompts of words, all rounds; counts as it goes."""
+    """Builds the text prompts of one shard for all turns, and counts token differences."""
 
     api: TextApi | Literal["auto"]
     text_maker: TextMaker
@@ -126,11 +124,11 @@ class TextReplay:
         shape: Mapping[str, object],
         fields: BodyFields,
     ) -> bytes:
-        """With the fields of the captured shape that the API has."""
+        """Body with the captured fields that the API has."""
         api = prompt.form.api
-        known = {name: value for name, value in shape.items() if name not in UNKNOWN_TO[api]} | fields.patch()
+        extra = {name: value for name, value in shape.items() if name not in UNKNOWN_TO[api]} | fields.patch()
         return conversation_body(
-            api, model, prompt.conversation, tokens, stream=stream, extra=known, dialect=prompt.form.dialect
+            api, model, prompt.conversation, tokens, stream=stream, extra=extra, dialect=prompt.form.dialect
         )
 
     def vocabulary(self) -> Vocabulary:
@@ -138,46 +136,46 @@ class TextReplay:
 
     def prompt(self, captured: Captured, numbers: TokenIds, before: "Exchange | None" = None) -> ChatPrompt:
         form = self.form_of(captured)
-        assert form is not None  # it is sent in words
+        assert form is not None  # sent as text
         if before is not None:
-            prompt = self._going_on(captured, numbers, before) if before.prompt.form is form else None
+            prompt = self._continue(captured, numbers, before) if before.prompt.form is form else None
             self.counts.continued += prompt is not None
-            self.counts.made_up += prompt is None
+            self.counts.synthetic += prompt is None
             if prompt is not None:
                 return prompt
         fitted = self._fit(captured, numbers, [EMPTY_MESSAGE])
         if fitted is None:
-            # Unknown template: as many words as there were tokens, without a promise of exact lengths.
+            # Unknown template: one word a token, without exact lengths.
             return ChatPrompt(form, [self._user(numbers)])
         self.counts.template_blocks += min(fitted.start // self.block_size, len(captured.hashes))
         return ChatPrompt(form, [self._user(fitted.numbers)])
 
-    def _going_on(self, captured: Captured, numbers: TokenIds, before: "Exchange") -> ChatPrompt | None:
-        """Continue a real output; null: the capture did not, or the length is unknown."""
-        if not goes_on(captured, before.captured):
+    def _continue(self, captured: Captured, numbers: TokenIds, before: "Exchange") -> ChatPrompt | None:
+        """Continue a generated output; null: the capture did not, or token counts are unknown."""
+        if not continues(captured, before.captured):
             return None
         output = before.prompt.answered(before.response)
         fitted = self._fit(captured, numbers, [*before.prompt.conversation, output, EMPTY_MESSAGE])
-        return None if fitted is None else before.prompt.going_on(before.response, [self._user(fitted.numbers)])
+        return None if fitted is None else before.prompt.continued(before.response, [self._user(fitted.numbers)])
 
     def _fit(self, captured: Captured, numbers: TokenIds, conversation: Sequence[SentMessage]) -> "Fitted | None":
-        """Choose words of the last message that keep their places; null: lengths unknown."""
+        """Choose the words of the last message so that block positions stay; null: token counts unknown."""
         gaps = self.text_maker.gaps(order_of(conversation))
         start = self.text_maker.length(conversation, len(conversation) - 1)
         if gaps is None or start is None:
             return None
         ending = len(gaps.ids[-1])
-        whole_blocks = len(captured.hashes) * self.block_size
-        said = numbers[start : max(len(numbers) - ending, min(whole_blocks, len(numbers)))]
-        if not len(said):  # the template alone is as long as the prompt was
-            said = numbers[-1:]
-        longer = start + len(said) + ending - len(numbers)
+        block_tokens = len(captured.hashes) * self.block_size
+        words = numbers[start : max(len(numbers) - ending, min(block_tokens, len(numbers)))]
+        if not len(words):  # the template alone is as long as the prompt was
+            words = numbers[-1:]
+        longer = start + len(words) + ending - len(numbers)
         if start > len(numbers) and len(conversation) > 1:
             self.counts.outgrown += 1
         else:
             self.counts.longer += longer > 0
             self.counts.longer_tokens += longer
-        return Fitted(start, said)
+        return Fitted(start, words)
 
     def _user(self, numbers: TokenIds) -> SentMessage:
         return self.text_maker.message("user", numbers)
@@ -193,17 +191,17 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A prompt with its response, for the prompts that go on from it."""
+    """A prompt with its response, for prompts that continue it."""
 
     captured: Captured
     prompt: ChatPrompt
     response: Response
 
 
-def goes_on(captured: Captured, before: Captured) -> bool:
-    """True if a captured prompt begins with all cached blocks of ``before``, its output included."""
-    known = [*before.hashes, *(before.output_hashes or ())]
-    return len(captured.hashes) >= len(known) > 0 and list(captured.hashes[: len(known)]) == known
+def continues(captured: Captured, before: Captured) -> bool:
+    """True if a captured prompt starts with all blocks of ``before``, output blocks included."""
+    cached = [*before.hashes, *(before.output_hashes or ())]
+    return len(captured.hashes) >= len(cached) > 0 and list(captured.hashes[: len(cached)]) == cached
 
 
 def open_text(target: TextTarget, dialect: Dialect, block_size: int) -> TextReplay:

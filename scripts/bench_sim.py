@@ -45,7 +45,6 @@ SPREAD = tuple(0.02 * (level - len(LEVELS) // 2) for level in range(len(LEVELS))
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Benchmark of the simulator.")
     parser.add_argument("trace", type=Path, help="a trace with block hashes")
     parser.add_argument("--blocks", type=int, default=10_000, help="usable blocks (default 10000)")
@@ -77,7 +76,6 @@ def pool_hits(prompts: Prompts, usable: int) -> int:
 
 
 def main() -> None:
-    """Run the benchmark and print the results."""
     arguments = parse_arguments()
     gc.disable()  # like ``sim run``
     meta, _ = load_trace(arguments.trace)

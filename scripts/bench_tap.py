@@ -58,7 +58,7 @@ ENDING_EVENTS = 2
 
 
 class Plan(NamedTuple):
-    """Amount of measurements."""
+    """Rounds, time window and requests per round."""
 
     rounds: int
     window_s: float
@@ -79,7 +79,7 @@ FULL, QUICK = Plan(rounds=3, window_s=2.0, requests=110), Plan(rounds=1, window_
 
 
 class Bench:
-    """State of a run: the upstream, and the values by proxy and figure."""
+    """State of a run: the upstream, and latency, TTFT and CPU values by proxy and figure."""
 
     def __init__(self, plan: Plan, server: ReferenceServer) -> None:
         self._plan, self._server = plan, server
@@ -87,7 +87,6 @@ class Bench:
         self.failures: dict[str, int] = defaultdict(int)
 
     async def measure(self, proxies: Sequence[Proxy]) -> None:
-        """Measure all proxies, round by round."""
         for _ in range(self._plan.rounds):
             for proxy in proxies:
                 await self._cpu(proxy)
@@ -100,7 +99,7 @@ class Bench:
                 self._add_over_direct(proxy, "ttft_large", await self._ttft_us(proxy, LARGE_BYTES, 0.02))
 
     def _add_over_direct(self, proxy: Proxy, figure: str, value: float) -> None:
-        """Add a round's value minus the direct connection's value of the same round."""
+        """Add a round's latency minus the direct connection's latency of the same round."""
         direct = self.values["direct"][figure]
         self.values[proxy.name][figure].append(value if proxy.name == "direct" else value - direct[-1])
 
@@ -146,7 +145,7 @@ class Bench:
         return Window(latency_us, plane_ns)
 
     async def _ttft_us(self, proxy: Proxy, prompt_bytes: int, pause_s: float) -> float:
-        """Return the median TTFT of sequential requests, with a pause for the recorder after each."""
+        """Return the median TTFT (first token) of sequential requests, with a pause for the recorder after each."""
         prompt, [client] = Prompt.of_bytes(prompt_bytes), await connected(proxy.port, 1)
         self._server.pace = Pace(prompt_tokens=prompt.tokens)
         request, times_us = prompt.request("solo", 1), []
@@ -200,7 +199,7 @@ def proxies_up(folder: Path, upstream: int) -> Iterator[list[Proxy]]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the benchmark; print the table and the tap's request counts."""
+    """Run the benchmark; print the table of latencies and the tap's request counts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one short round: a check, not a result")
     plan = QUICK if parser.parse_args(argv).quick else FULL

@@ -38,7 +38,6 @@ all other output goes to stderr.
 
 
 def flags_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return the flags of a parser, without the flags of every command."""
     return [action for action in parser._actions if action.option_strings and action.dest not in ("help", "version")]
 
 
@@ -54,7 +53,6 @@ def help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """Return the table row of a flag."""
     formatter = parser._get_formatter()
     metavar = formatter._get_default_metavar_for_optional(action)
     value = "" if action.nargs == 0 else f" {formatter._format_args(action, metavar)}"
@@ -68,7 +66,6 @@ def examples_of(parser: argparse.ArgumentParser) -> str:
 
 
 def name_of(line: str) -> str:
-    """Return the flag of a row."""
     return line.split("`")[1].split(maxsplit=1)[0].rstrip(",")
 
 
@@ -82,7 +79,6 @@ def spans(lines: Sequence[str], table: Sequence[str]) -> list[str]:
 
 
 def section(command: str, parser: argparse.ArgumentParser, shared: Sequence[str]) -> str:
-    """Return the section of a command."""
     rows = [row(parser, action) for action in shown(parser)]
     lines = [f"## `{command}`", ""]
     if parser.description:
@@ -111,7 +107,6 @@ def section(command: str, parser: argparse.ArgumentParser, shared: Sequence[str]
 
 
 def page() -> str:
-    """Return the complete page."""
     parsers = {command: parser_of(command) for command in commands()}
     counts = Counter(line for parser in parsers.values() for line in {row(parser, action) for action in shown(parser)})
     every = dict.fromkeys(row(parser, action) for parser in parsers.values() for action in shown(parser))

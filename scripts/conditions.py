@@ -49,7 +49,6 @@ def used_ns() -> int:
 
 
 def machine() -> str:
-    """Return processor, kernel and interpreter as text."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()
     return f"{model}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"

@@ -30,7 +30,7 @@ EngineKind = Literal["sim", "vllm"]
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """loadgen flags of the calibration captures, without seeds, and of the predicted load."""
+    """loadgen flags (prompt tokens, arrivals) of the calibration captures, without seeds, and of the predicted load."""
 
     calibration: str
     """Covers the longest prompt of ``session``, and the concurrency of its cold replay."""
@@ -70,7 +70,7 @@ def engine(kind: EngineKind, work: Workspace) -> Iterator[str]:
 
 
 def capture(work: Workspace, engine_url: str, name: str, load: str, *tap_flags: str) -> Path:
-    """Reset the cache, send a load through a tap to the engine, and return the tap's trace."""
+    """Reset the prefix cache, send a load through a tap to the engine, and return the tap's trace."""
     trace = work.path(f"{name}.jsonl.zst")
     work.empty_cache(engine_url)
     address = f"127.0.0.1:{free_port()}"
@@ -136,7 +136,6 @@ def verdict_lines(result: Comparison) -> list[str]:
 
 
 def main() -> int:
-    """Run the job and print the path of its page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["sim", "vllm"], default="sim", help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="output folder, replaced")
@@ -148,7 +147,7 @@ def main() -> int:
     load_core, _ = measuring_cores() if args.engine == "vllm" else (None, None)
     with on_core(load_core):
         page, lines = run_job(args.engine, work)
-    print(f"\nThe page: {page.as_uri()}", *lines, sep="\n")
+    print("", *lines, f"page: {page.as_uri()}", sep="\n")
     return 0
 
 

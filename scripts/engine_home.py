@@ -42,11 +42,9 @@ class EngineHome:
 
     @property
     def python(self) -> Path:
-        """Python of the engine's environment."""
         return self.directory / "venv" / "bin" / "python"
 
     def is_installed(self) -> bool:
-        """Return whether the environment is complete."""
         return (self.directory / "venv" / "ready").exists()
 
     def make_environment(self, cost: str, install_packages: Callable[[Sequence[str]], None]) -> None:

@@ -28,7 +28,6 @@ def install(shape: ModelShape) -> None:
 
 
 def server_command(shape: ModelShape, port: int, extra: Sequence[str]) -> list[str]:
-    """Return the command line of vLLM's server."""
     return [
         *(sys.executable, *vllm_engine.serving_words(shape, port), "--dtype", "bfloat16"),
         *("--max-model-len", str(CONTEXT), *SCHEDULER, *extra),

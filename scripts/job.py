@@ -44,7 +44,6 @@ class Workspace:
             sys.exit(f"error: {error}")
 
     def path(self, name: str) -> Path:
-        """Return the path of a file of the job."""
         return self.directory / name
 
     def run(self, stage: str, command: Command, *, accept: Sequence[int] = (0,), stdout: Path | None = None) -> str:
@@ -77,7 +76,6 @@ class Workspace:
             sys.exit(f"{stage} ended with status {server.returncode}; the end of {log}:\n{tail(log)}")
 
     def log(self, stage: str) -> Path:
-        """Return the path of a stage's log."""
         path = self.directory / "logs" / f"{stage.replace(' ', '-')}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path

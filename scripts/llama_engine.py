@@ -25,12 +25,10 @@ PROGRAMS = Path(__file__).parent / "llamacpp"
 
 
 def model() -> Path:
-    """Return the path of the model."""
     return HOME.directory / "tiny.gguf"
 
 
 def install() -> None:
-    """Create llama.cpp's environment and the model if they are missing."""
     if not HOME.is_installed():
         HOME.make_environment("about half a minute and 0.3 GB", install_packages)
     if not model().exists():
@@ -41,7 +39,6 @@ def install() -> None:
 
 
 def install_packages(pip: Sequence[str]) -> None:
-    """Install the server and the GGUF writer."""
     subprocess.run([*pip, "install", *REQUIREMENTS], check=True)
 
 
@@ -53,7 +50,6 @@ def running_llama(log: Path, port: int = 0, extra: Sequence[str] = ()) -> Abstra
 
 
 def main() -> int:
-    """Install, serve or test, by the first argument."""
     args, extra = engine_parser(__doc__, HOME).parse_known_args()
     actions = EngineActions(
         home=HOME,

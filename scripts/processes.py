@@ -52,7 +52,6 @@ def serving(
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    """Stop the server and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGTERM)
     try:
@@ -64,12 +63,10 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 
 
 def tail(log: Path) -> str:
-    """Return the last lines of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
 
 def free_port() -> int:
-    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

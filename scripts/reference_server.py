@@ -53,7 +53,7 @@ END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """Times and pieces of responses: the server's command line, as JSON."""
+    """Token times and pieces of responses: the server's command line, as JSON."""
 
     ttft_low_ms: float = 0.0
     ttft_high_ms: float = 0.0
@@ -77,7 +77,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Served(msgspec.Struct, array_like=True):
-    """Log entry of a request, in ns of the monotonic clock."""
+    """Log entry of a request, with the time of each token, in ns of the monotonic clock."""
 
     request_id: str
     """``X-Request-Id``, or a number, ``#7``."""
@@ -101,7 +101,7 @@ class Served(msgspec.Struct, array_like=True):
 
 
 class ServerLog(msgspec.Struct, frozen=True):
-    """Log of the server."""
+    """Log of the server: a token time series per request, and its CPU time."""
 
     served: list[Served]
     cpu_ns: int
@@ -140,7 +140,7 @@ def _chunk(event: dict[str, object]) -> bytes:
 
 
 class _Stream(NamedTuple):
-    """Response being written; ``served`` has the times of the pieces written so far."""
+    """Token stream being written; ``served`` has the times of the pieces written so far."""
 
     connection: "_Connection"
     served: Served
@@ -149,7 +149,7 @@ class _Stream(NamedTuple):
 
 
 class ReferenceServer:
-    """Responds to every completion at its pace, and logs it."""
+    """Streams tokens for every completion at its pace, and logs the times."""
 
     def __init__(self, pace: Pace) -> None:
         self.pace = pace
@@ -282,7 +282,6 @@ class _Connection(asyncio.Protocol):
 
 
 async def _serve(port: int, pace: Pace) -> None:
-    """Serve until SIGTERM."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     await ReferenceServer(pace).listen(socket.create_server(("127.0.0.1", port)))

@@ -31,7 +31,6 @@ SUMS: Final = "SHA256SUMS"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Build, verify, describe and optionally publish a release."""
     parser = argparse.ArgumentParser(prog="python -m scripts.release", description="Build, verify, describe, publish.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="output folder (default dist/)")
     parser.add_argument("--python", action="append", help="Python to install on; repeatable (default: this Python)")
@@ -68,7 +67,6 @@ def release_problems(root: Path, version: str, *, publish: bool) -> Iterator[str
 
 
 def git(root: Path, *words: str) -> str:
-    """Run git and return its output."""
     return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
 
 
@@ -170,7 +168,6 @@ def outside() -> dict[str, str]:
 
 
 def digest(path: Path) -> str:
-    """Return the hex SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -80,7 +80,6 @@ sys.meta_path.append(Finder)
 
 
 def install(shape: ModelShape) -> None:
-    """Create SGLang's environment and the model if they are missing."""
     if not HOME.is_installed():
         if sys.platform != "linux" or platform.machine() != "x86_64":
             sys.exit("SGLang on a CPU is for Linux on x86-64; the embedded engine (make demo) runs anywhere")
@@ -107,7 +106,6 @@ def write_stubs() -> None:
 
 
 def server_command(shape: ModelShape, port: int, extra: Sequence[str]) -> list[str]:
-    """Return the command line of SGLang's server."""
     return [
         *(str(HOME.python), "-m", "sglang.launch_server"),
         *("--model-path", str(shape.directory), "--served-model-name", "tiny", "--load-format", "dummy"),
@@ -129,7 +127,6 @@ def running_sglang(
 
 
 def main() -> int:
-    """Install, serve or test, by the first argument."""
     args, extra = engine_parser(__doc__, HOME).parse_known_args()
     shape = ModelShape()
 

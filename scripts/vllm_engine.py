@@ -40,19 +40,17 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Size of a random-weight Qwen3, which determines its speed."""
+    """Size of a random-weight Qwen3, which determines its prefill and decode speed."""
 
     hidden: int = 128
     layers: int = 2
 
     @property
     def directory(self) -> Path:
-        """Folder of the model."""
         return HOME.directory / f"model-{self.hidden}x{self.layers}"
 
 
 def install(shape: ModelShape) -> None:
-    """Create vLLM's environment and the model if they are missing."""
     if not HOME.is_installed():
         make_environment()
     if not (shape.directory / "config.json").exists():
@@ -60,7 +58,6 @@ def install(shape: ModelShape) -> None:
 
 
 def make_environment() -> None:
-    """Create the environment; an incomplete environment is replaced."""
     if sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"}:
         sys.exit("vLLM's CPU build is for Linux on x86-64 or arm64; the embedded engine (make demo) runs anywhere")
     HOME.make_environment("about a minute and 3 GB", install_packages)
@@ -179,7 +176,6 @@ def running_vllm(
 
 
 def main() -> int:
-    """Install, serve or test, by the first argument."""
     parser = engine_parser(__doc__, HOME)
     parser.add_argument("--hidden", type=int, default=128, help="the model's hidden size")
     parser.add_argument("--layers", type=int, default=2, help="the model's layers")

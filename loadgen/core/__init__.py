@@ -1,1 +1,1 @@
-"""Requests, plans, jobs and draws: shared by loadgen and replay."""
+"""Requests, plans, jobs and random draws of tokens, shared by loadgen and replay."""

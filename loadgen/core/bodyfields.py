@@ -1,6 +1,6 @@
-"""Request fields that the user adds: a JSON merge patch (RFC 7396), ``--extra-body``, and ``--no-stream``.
+"""Extra request fields from the user: a JSON merge patch (RFC 7396), ``--extra-body``, and ``--no-stream``.
 
-A patch joins objects, puts every other value in the place of the load's own, and removes fields that it sets to null.
+A patch merges objects, replaces other values of the load, and removes fields that it sets to null.
 """
 
 from collections.abc import Mapping
@@ -11,29 +11,29 @@ import msgspec
 
 from tracefile.records.errors import InputError
 
-_PLANNED_PROMPT = "prompts from the flags of the load"
-_PLANNED_LENGTH = "output lengths from the flags of the load"
-_ONE_OUTPUT = "one output a request, without its prompt"
+_PLANNED_PROMPT = "the prompts of the load"
+_PLANNED_LENGTH = "the output lengths of the load"
+_SINGLE_OUTPUT = "no such field: a request has one output"
 
 RESERVED: Mapping[str, str] = {
     "model": "--model",
     "stream": "--no-stream of loadgen",
     **dict.fromkeys(("prompt", "messages", "input", "instructions", "system"), _PLANNED_PROMPT),
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"), _PLANNED_LENGTH),
-    **dict.fromkeys(("n", "n_cmpl", "best_of", "use_beam_search", "echo"), _ONE_OUTPUT),
+    **dict.fromkeys(("n", "n_cmpl", "best_of", "use_beam_search", "echo"), _SINGLE_OUTPUT),
 }
-"""Fields that a plan is made of, and where they come from instead."""
+"""Fields that the plan sets, and the flag that sets each."""
 
 EXPECTED = "expected one object, such as '{\"top_k\": 20}'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BodyFields:
-    """Fields that requests have beside those of the plan."""
+    """Request fields besides prompt, model and token limits."""
 
     stream: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """The patch of ``--extra-body``."""
+    """Merge patch of ``--extra-body``."""
 
     def __post_init__(self) -> None:
         for name in self.extra:
@@ -41,34 +41,34 @@ class BodyFields:
                 raise InputError(f"--extra-body: {name}: part of the plan; expected {RESERVED[name]}")
 
     def __repr__(self) -> str:
-        """JSON for digests and names of loads: equal texts, equal fields."""
+        """JSON for digests and load names: equal texts, equal fields."""
         return msgspec.json.encode((self.stream, self.extra), order="deterministic").decode()
 
     @property
     def priority(self) -> int | None:
-        """Priority of every request; null: none given."""
+        """Scheduler priority of all requests; null: not set."""
         value = self.extra.get("priority")
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     @property
-    def given(self) -> bool:
-        """True if any field differs from the load's own."""
+    def customised(self) -> bool:
+        """True if a field differs from the load's default."""
         return not self.stream or bool(self.extra)
 
     def patch(self) -> dict[str, Any]:
-        """Return the patch of a request's body."""
+        """Return the merge patch of a request body."""
         patch = dict(self.extra)
         if "stop" in patch or "stop_sequences" in patch:
-            patch.setdefault("min_tokens", None)  # an engine looks for stop strings only after so many
+            patch.setdefault("min_tokens", None)  # engines check stop strings only after min_tokens
         return patch
 
     def words(self) -> list[str]:
-        """Return the parts of a start line about the fields."""
+        """Return the parts of the start line that describe the fields."""
         patch = [f"extra_body {msgspec.json.encode(_without_texts(self.extra)).decode()}"] if self.extra else []
-        return [*([] if self.stream else ["whole responses"]), *patch]
+        return [*([] if self.stream else ["no streaming"]), *patch]
 
     def described(self) -> dict[str, object]:
-        """Fields for a trace's header; texts may be content, and are only said to be there."""
+        """Fields for a trace header; string values may be content, so only their presence is recorded."""
         stream: dict[str, object] = {} if self.stream else {"stream": False}
         return stream | ({"extra_body": _without_texts(self.extra)} if self.extra else {})
 

@@ -1,7 +1,7 @@
-"""Randomness as a function of position: the same draws on every machine, Python and numpy, in any order.
+"""Random draws as a function of position: equal draws on all machines, in Python and numpy, in any order.
 
-A draw is ``mix64`` (the splitmix64 finaliser) over a seed and counters: any process can make request 41,207 without
-earlier ones. Draws become integers by multiply-shift, times by whole microseconds: no float rounding decides a plan.
+A draw is ``mix64`` (the splitmix64 finaliser) over a seed and counters: any process can build request 41,207 without
+the earlier requests. Draws become integers by multiply-shift, times whole microseconds: no float rounding decides.
 """
 
 import hashlib
@@ -15,18 +15,18 @@ from loadgen.core.vocabulary import Vocabulary
 from tracefile.hashing.splitmix64 import GOLDEN, mix64, mix64_array
 
 GENERATOR = "splitmix64/1"
-"""Named in every workload digest: other draws from the same keys would be another workload."""
+"""Part of every workload digest: another generator draws other tokens from equal keys."""
 
 _HALF = np.uint64(32)
 
 PIECE = 1 << 14
-"""Tokens made at once: two 64-bit numbers of each fit a core's own cache."""
+"""Tokens drawn at once: two 64-bit numbers a token fit the cache of a core."""
 
 TokenIds = npt.NDArray[np.uint32]
 
 
 class Stream(IntEnum):
-    """Purpose of a draw; draws of different streams are independent. Values are part of every seed's meaning."""
+    """Purpose of a draw: arrivals, prefixes, prompt tokens … Streams are independent; values belong to a seed."""
 
     ARRIVAL_GAP = 1
     PREFIX_CHOICE = 2
@@ -41,14 +41,14 @@ class Stream(IntEnum):
 
 
 def draw(seed: int, stream: Stream, *counters: int) -> int:
-    """64 bits for this stream at these counters."""
+    """64 random bits of a stream at these counters."""
     value = mix64(seed * GOLDEN + stream)
     for counter in counters:
         value = mix64(value + (counter + 1) * GOLDEN)
     return value
 
 
-def draw_each(seed: int, stream: Stream, *counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def draw_array(seed: int, stream: Stream, *counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """``draw`` at every position of arrays that broadcast against each other."""
     value = np.full(1, mix64(seed * GOLDEN + stream), dtype=np.uint64)
     for counter in counters:
@@ -57,12 +57,12 @@ def draw_each(seed: int, stream: Stream, *counters: npt.NDArray[np.uint64]) -> n
 
 
 def text_key(text: str) -> int:
-    """64 bits that name a text, such as a nonce."""
+    """64-bit key of a text, such as a nonce."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def below(bits: int, limit: int) -> int:
-    """A draw as an integer of 0 … limit − 1."""
+    """Integer of 0 … limit − 1 from a draw."""
     return (bits >> 32) * limit >> 32
 
 
@@ -70,7 +70,7 @@ def expand_tokens(keys: npt.NDArray[np.uint64], count: int, vocabulary: Vocabula
     """Token ids, shape (len(keys), count); token j of key k depends on k and j alone."""
     low, span = vocabulary.low, vocabulary.high - vocabulary.low
     ids = np.empty((len(keys), count), dtype=np.uint32)
-    # In pieces that fit the cache.
+    # In pieces that fit the CPU cache.
     rows, columns = max(1, PIECE // max(1, count)), max(1, min(PIECE, count))
     for left in range(0, count, columns):
         counters = _counters(left, min(left + columns, count))
@@ -90,13 +90,13 @@ def _into(low: int, span: int, bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.u
 
 @lru_cache(maxsize=64)
 def _counters(start: int, stop: int) -> npt.NDArray[np.uint64]:
-    """Numbers that are added to a key for its tokens ``start`` to ``stop`` − 1."""
+    """Numbers added to a key for its tokens ``start`` to ``stop`` − 1."""
     counters = np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(GOLDEN)
     counters.flags.writeable = False
     return counters
 
 
 def tokens_of(key: int, count: int, vocabulary: Vocabulary) -> TokenIds:
-    """``count`` token ids for one key; none for fewer than none."""
+    """``count`` token ids of one key; none if ``count`` ≤ 0."""
     ids: TokenIds = expand_tokens(np.array([key], dtype=np.uint64), max(0, count), vocabulary)[0]
     return ids

@@ -1,6 +1,6 @@
-"""Plans and jobs: requests with their times and follow-ups, and a load in a form that each worker opens for itself.
+"""Plans and jobs: requests with send times and follow-ups, and a load as each worker opens it.
 
-Sends of an open loop have no follow-ups; a session is a chain of them; branches are a ``then`` with several.
+In an open loop a send has no follow-ups; a session is a chain of follow-ups; a branch is a ``then`` with several.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -16,17 +16,17 @@ DIGEST_BITS = 256
 
 
 class Response(msgspec.Struct, frozen=True):
-    """Result of a request."""
+    """Result of a request: record, token ids, text."""
 
     record: Record
     end_ms: float
-    """End from t = 0."""
+    """From t = 0."""
     token_ids: list[int] | None
-    """Null: the engine did not return them."""
+    """Null: not returned by the engine."""
     prompt_token_ids: list[int] | None
-    """As the engine saw them; null: not returned."""
+    """As reported by the engine; null: not returned."""
     text: str
-    """Kept in memory only."""
+    """Stays in memory, never written."""
 
     @property
     def ok(self) -> bool:
@@ -34,38 +34,37 @@ class Response(msgspec.Struct, frozen=True):
         return self.record.status == "ok"
 
 
-def nothing_more(response: Response) -> Sequence["Send"]:
+def no_follow_ups(response: Response) -> Sequence["Send"]:
     return ()
 
 
-def as_it_is(response: Response) -> Record:
+def plain_record(response: Response) -> Record:
     return response.record
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Request with its time."""
+    """Request with its send time and its follow-ups."""
 
     due_ms: float | None
-    """From t = 0 in a plan; from the parent's end in a follow-up. Null: as soon as the limit on requests in flight has
-    room, in the order of the plan; that moment is its scheduled time."""
+    """From t = 0 in a plan; from the parent's end in a follow-up. Null: as soon as the limit on requests in flight
+    allows, in plan order; that moment is its scheduled time."""
     build: Callable[[], PlannedRequest]
-    """Makes the request; called once, shortly before it is due."""
-    then: Callable[[Response], Sequence["Send"]] = nothing_more
-    """Gives the follow-ups; called once the request has ended, in whatever way."""
-    describe: Callable[[Response], Record] = as_it_is
-    """Gives the record, with the data of the plan (hashes, sessions); called after ``then``."""
+    """Builds the request; called once, shortly before it is due."""
+    then: Callable[[Response], Sequence["Send"]] = no_follow_ups
+    """Returns the follow-ups; called once the request has ended, with any status."""
+    describe: Callable[[Response], Record] = plain_record
+    """Returns the record with the plan's data (block hashes, sessions); called after ``then``."""
     until_ms: float | None = None
-    """Latest start from t = 0; later: not sent, no record. Null: sent however late."""
+    """Latest start from t = 0; later: not sent, no record. Null: no limit."""
 
 
 Plan = Iterable[Send]
-"""Sends in order of ``due_ms``; may be made lazily."""
+"""Sends in order of ``due_ms``; may be generated lazily."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Part of a run's sessions: groups with number ≡ ``index`` mod ``count``; a session is a group of its own, if none
-    shares its first prompt."""
+    """Subset of sessions: groups with number ≡ ``index`` mod ``count``; a common first prompt makes a group."""
 
     index: int
     count: int
@@ -73,39 +72,39 @@ class Shard:
     def has(self, group: int) -> bool:
         return group % self.count == self.index
 
-    def part_of(self, limit: int | None) -> int | None:
-        """Return this part's share of a limit; null: no limit. The shares of all parts add up to it."""
+    def share_of(self, limit: int | None) -> int | None:
+        """Return this shard's share of a limit; null: no limit. The shares of all shards add up to the limit."""
         return None if limit is None else len(range(self.index, limit, self.count))
 
 
-WHOLE = Shard(0, 1)
+UNSHARDED = Shard(0, 1)
 
 
 class OpenJob(Protocol):
-    """A job in the process that runs it, cut to its shard."""
+    """Job opened for one shard, in the process that runs it."""
 
     def plan(self) -> Plan:
-        """The shard's sends, roots in order of time. Called once."""
+        """Sends of the shard, roots in order of time. Called once."""
 
     def planned(self) -> int | None:
-        """Number of requests to come; null: unknown."""
+        """Number of requests of the shard; null: unknown."""
 
     def last_send_ms(self) -> float | None:
-        """Time of the last send that the plan knows, think times included; null: responses decide."""
+        """Planned time of the last send, think times included; null: responses decide."""
 
     def digest_share(self) -> int:
-        """Sum of one SHA-256 per session, modulo 2**256; the shares of all shards add up to the run's digest."""
+        """Sum of one SHA-256 a session, modulo 2**256; the shares of all shards add up to the workload digest."""
 
     def findings(self) -> dict[str, int]:
         """Counts that add up over shards; read at the end."""
 
 
 class Job(Protocol):
-    """Plain frozen values, for it is pickled."""
+    """Load before it is opened: frozen values that can be pickled."""
 
     def open(self, shard: Shard) -> OpenJob: ...
 
 
 def add_shares(shares: Collection[int]) -> str:
-    """Digest shares of all shards (or of all sessions) as the run's digest, in hex."""
+    """Workload digest in hex, from the digest shares of all shards."""
     return f"{sum(shares) % (1 << DIGEST_BITS):064x}"

@@ -1,4 +1,4 @@
-"""Draws from the distribution of a length, by position and rounded, so that all machines draw the same."""
+"""Draws of token counts and pauses from a distribution, by position and rounded: equal on all machines."""
 
 from collections.abc import Callable
 
@@ -9,24 +9,24 @@ from tracefile.records.arrays import FloatArray, IntArray, UInt64Array
 
 
 def quantities(lengths: LengthDistribution, bits: UInt64Array, units: int = 1) -> IntArray:
-    """A whole quantity for each 64 random bits, in parts of which ``units`` make 1 of the distribution."""
+    """Integer quantity for each 64 random bits; ``units`` make 1 of the distribution (tokens: 1, seconds: 10⁶ µs)."""
     low, high = round(lengths.low * units), round(lengths.high * units)
     if lengths.shape == "uniform":
         if low == high:
             return np.full(bits.shape, low, dtype=np.int64)
         return low + _shares(bits >> np.uint64(32), high - low + 1)
-    drawn = np.floor(DISTRIBUTIONS[lengths.shape](lengths, bits) * units + (lengths.shape != "zipf") * 0.5)
-    return np.clip(drawn, low, high).astype(np.int64)
+    values = np.floor(DISTRIBUTIONS[lengths.shape](lengths, bits) * units + (lengths.shape != "zipf") * 0.5)
+    return np.clip(values, low, high).astype(np.int64)
 
 
 def _shares(bits: UInt64Array, most: int) -> IntArray:
-    """``most`` times 32 random bits as a fraction, rounded down; in two halves, since hours in µs exceed 32 bits."""
+    """``most`` times 32 random bits as a fraction, rounded down; in two halves, because hours in µs exceed 32 bits."""
     above, below = divmod(most, 1 << 32)
     return (bits * np.uint64(above) + (bits * np.uint64(below) >> np.uint64(32))).astype(np.int64)
 
 
 def quantity(lengths: LengthDistribution, bits: int, units: int = 1) -> int:
-    """Equal to the element that ``quantities`` has for these bits."""
+    """Scalar form of ``quantities``: the same value for the same bits."""
     if lengths.low == lengths.high:
         return round(lengths.low * units)
     return int(quantities(lengths, np.array([bits], dtype=np.uint64), units)[0])
@@ -37,12 +37,12 @@ def uniform(bits: UInt64Array) -> FloatArray:
 
 
 def standard_normal(bits: UInt64Array) -> FloatArray:
-    """Draws as standard normal numbers (Box and Muller)."""
+    """Standard normal draws (Box and Muller)."""
     half = float(1 << 32)
     radius = np.sqrt(-2.0 * np.log(((bits >> np.uint64(32)).astype(np.float64) + 0.5) / half))
     angle = (bits & np.uint64((1 << 32) - 1)).astype(np.float64) * (2.0 * np.pi / half)
-    drawn: FloatArray = radius * np.cos(angle)
-    return drawn
+    values: FloatArray = radius * np.cos(angle)
+    return values
 
 
 def _normal(lengths: LengthDistribution, bits: UInt64Array) -> FloatArray:
@@ -51,18 +51,18 @@ def _normal(lengths: LengthDistribution, bits: UInt64Array) -> FloatArray:
 
 def _lognormal(lengths: LengthDistribution, bits: UInt64Array) -> FloatArray:
     variance = np.log1p((lengths.sd / lengths.mean) ** 2)
-    drawn: FloatArray = np.exp(np.log(lengths.mean) - variance / 2 + np.sqrt(variance) * standard_normal(bits))
-    return drawn
+    values: FloatArray = np.exp(np.log(lengths.mean) - variance / 2 + np.sqrt(variance) * standard_normal(bits))
+    return values
 
 
 def _zipf(lengths: LengthDistribution, bits: UInt64Array) -> FloatArray:
-    """A power law over [low, high + 1), by its inverse distribution function."""
-    low, high, drawn = lengths.low, lengths.high + 1, uniform(bits)
+    """Power law over [low, high + 1), by its inverse distribution function."""
+    low, high, uniforms = lengths.low, lengths.high + 1, uniform(bits)
     power = 1.0 - lengths.exponent
     if power == 0:
-        values: FloatArray = low * np.power(high / low, drawn)
+        values: FloatArray = low * np.power(high / low, uniforms)
     else:
-        values = np.power(low**power + drawn * (high**power - low**power), 1.0 / power)
+        values = np.power(low**power + uniforms * (high**power - low**power), 1.0 / power)
     return values
 
 

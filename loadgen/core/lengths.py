@@ -1,4 +1,4 @@
-"""Lengths as flags give them: a number, a range or a distribution."""
+"""Prompt and output lengths from flags: a number, a range or a distribution of tokens."""
 
 import re
 from argparse import ArgumentTypeError
@@ -11,7 +11,7 @@ from tracefile.records.errors import InputError
 DistributionShape = Literal["uniform", "normal", "lognormal", "zipf"]
 
 UNBOUNDED = float(1 << 24)
-"""Upper end of a distribution without MAX, and the most tokens that may be asked for: beyond any context."""
+"""Upper bound of a distribution without MAX, and the largest token count: beyond any context length."""
 
 NUMBER = r"\d+(?:\.\d+)?"
 FORMS = "N, MIN:MAX, normal:MEAN,SD[,MIN,MAX], lognormal:MEAN,SD[,MIN,MAX] or zipf:S,MIN,MAX"
@@ -19,9 +19,9 @@ FORMS = "N, MIN:MAX, normal:MEAN,SD[,MIN,MAX], lognormal:MEAN,SD[,MIN,MAX] or zi
 
 @dataclass(frozen=True, slots=True)
 class LengthDistribution:
-    """Distribution of values from ``low`` to ``high``, both included; uniform unless another shape is named.
+    """Distribution of values from ``low`` to ``high``, inclusive; default shape: uniform.
 
-    ``normal`` and ``lognormal`` have mean and deviation before values are cut to the bounds. ``zipf``: value to the −S.
+    ``normal`` and ``lognormal``: mean and deviation before clipping to the bounds. ``zipf``: weight = value to the −S.
     """
 
     low: float
@@ -41,18 +41,18 @@ class LengthDistribution:
         return f"{self.shape}:{self.mean:.12g},{self.sd:.12g}{cut}"
 
 
-def parse_lengths(flag: str, text: str, *, minimum: float, whole: bool) -> LengthDistribution:
-    """Parse a length distribution (``FORMS``); raises InputError naming the flag."""
+def parse_lengths(flag: str, text: str, *, minimum: float, integers: bool) -> LengthDistribution:
+    """Parse a length distribution (``FORMS``). Raises InputError with the flag."""
     text = text.strip()
-    expected = f"expected {'whole numbers' if whole else 'numbers'} of {minimum:g} or more as {FORMS}"
+    expected = f"expected {'integers' if integers else 'numbers'} of {minimum:g} or more as {FORMS}"
     named = re.fullmatch(rf"(normal|lognormal|zipf):({NUMBER}(?:,{NUMBER})*)", text)
     if named is not None:
         lengths = _distribution(named[1], [float(value) for value in named[2].split(",")], minimum)
     else:
-        number = r"\d+" if whole else NUMBER
-        found = re.fullmatch(rf"({number})(?::({number}))?", text)
-        lengths = None if found is None else LengthDistribution(float(found[1]), float(found[2] or found[1]))
-    if lengths is None or (whole and (lengths.low % 1 or lengths.high % 1)):
+        number = r"\d+" if integers else NUMBER
+        match = re.fullmatch(rf"({number})(?::({number}))?", text)
+        lengths = None if match is None else LengthDistribution(float(match[1]), float(match[2] or match[1]))
+    if lengths is None or (integers and (lengths.low % 1 or lengths.high % 1)):
         raise InputError(f"{flag}: {text!r}; {expected}")
     if lengths.low < minimum or lengths.high < lengths.low:
         raise InputError(f"{flag}: {text!r}; {expected}, MIN not above MAX")
@@ -60,23 +60,23 @@ def parse_lengths(flag: str, text: str, *, minimum: float, whole: bool) -> Lengt
 
 
 def parse_tokens(flag: str, text: str | None) -> LengthDistribution | None:
-    """Parse a length in whole tokens, 1 or more. None: the flag was not given."""
+    """Parse a length in tokens, 1 or more. None: the flag was not given."""
     if text is None:
         return None
-    lengths = parse_lengths(flag, text, minimum=1, whole=True)
+    lengths = parse_lengths(flag, text, minimum=1, integers=True)
     if max(lengths.high, lengths.mean) > UNBOUNDED:
         raise InputError(f"{flag}: {text!r}; expected at most {UNBOUNDED:,.0f}")
     return lengths
 
 
 def parse_pause(flag: str, text: str) -> LengthDistribution:
-    """Parse seconds, with a unit on every time: ``2s``, ``1s:5s``, ``lognormal:2s,500ms``."""
+    """Parse think times in seconds, with a unit on every time: ``2s``, ``1s:5s``, ``lognormal:2s,500ms``."""
     bare = re.sub(r"^zipf:[^,]*,", "", DURATION.sub("", text.strip()))
-    if number := next((found for found in re.findall(NUMBER, bare) if float(found)), None):
+    if number := next((digits for digits in re.findall(NUMBER, bare) if float(digits)), None):
         raise InputError(f"{flag}: {text!r}: {number} has no unit; expected {number}s or {number}ms")
     try:
-        seconds = DURATION.sub(lambda found: f"{duration(found[0]):.9f}", text)
-        return parse_lengths(flag, seconds, minimum=0, whole=False)
+        seconds = DURATION.sub(lambda match: f"{duration(match[0]):.9f}", text)
+        return parse_lengths(flag, seconds, minimum=0, integers=False)
     except ArgumentTypeError as error:
         raise InputError(f"{flag}: {error}") from None
     except InputError:
@@ -84,7 +84,7 @@ def parse_pause(flag: str, text: str) -> LengthDistribution:
 
 
 def _distribution(name: str, values: list[float], minimum: float) -> LengthDistribution | None:
-    """The distribution of that name; null: wrong parameters."""
+    """Distribution of that name; null: wrong parameters."""
     if name == "zipf":
         return (
             LengthDistribution(values[1], values[2], "zipf", exponent=values[0])

@@ -1,4 +1,4 @@
-"""Request that is ready to be written to a socket."""
+"""Request that is ready to be written to a socket, with its token limits."""
 
 from collections.abc import Sequence
 
@@ -13,29 +13,29 @@ Headers = tuple[tuple[bytes, bytes], ...]
 SESSION_HEADER = "X-Session-ID"
 
 MOST_RESPONSE_BYTES = 64 << 20
-"""Bound for every response, which is kept until its end."""
+"""Bound of any response, which is buffered until its end."""
 LEAST_RESPONSE_BYTES = 1 << 20
-"""Bytes that every response may have: errors, keep-alives, engines that know no ``max_tokens``."""
+"""Bound that every response may reach: errors, keep-alives, engines without ``max_tokens``."""
 BYTES_PER_TOKEN = 1024
 """Bound for an output token: engines' events have 150 to 500 bytes."""
 BYTES_PER_REQUEST_BYTE = 64
-"""Bound for what a response repeats of its request: a prompt's ids, text and instructions, some of them thrice."""
+"""Bound for the parts of its request that a response repeats: prompt ids, text and instructions, some three times."""
 LOGPROBS_TIMES = 8
-"""Factor of both where log probabilities may be asked for: with 20 others, a token's event has 3 KB."""
+"""Factor of both bounds if log probabilities may be requested: with 20 of them, a token's event has 3 KB."""
 
 
 class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A serialised request and what its record will say of it besides what happened."""
+    """Serialised request, and the planned fields of its record: ids, prompt tokens, output token limit."""
 
     request_id: RequestId
-    """As in the trace; the header carries the plan's id."""
+    """As in the trace; the HTTP header has the plan's id."""
     path: str
     headers: Headers
     body: bytes
     model: str
     max_tokens: int
     prompt_tokens: int | None = None
-    """As planned; null: only the engine knows (chat). Usage overrules it."""
+    """Planned; null: only the engine's tokenizer can count them (chat). Usage overrides it."""
     stream: bool = True
     session_id: SessionId | None = None
     parent_id: RequestId | None = None
@@ -44,7 +44,7 @@ class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
 
     def most_response_bytes(self) -> int:
-        """Return the bytes that its response cannot exceed, unless the server answers something else."""
+        """Return the limit in bytes of its response, by its output tokens; a longer response is an error."""
         expected = BYTES_PER_TOKEN * self.max_tokens * (self.n or 1) + BYTES_PER_REQUEST_BYTE * len(self.body)
         if b"logprobs" in self.body:
             expected *= LOGPROBS_TIMES
@@ -54,7 +54,7 @@ class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
 def request_headers(
     request_id: str, session_id: str | None, session_names: Sequence[str] = (SESSION_HEADER,)
 ) -> Headers:
-    """Headers of every request; ids must be printable ASCII. ``session_names``: headers with the session id."""
+    """Headers of every request; ids must be printable ASCII. ``session_names``: headers that carry the session id."""
     headers = [
         (b"Content-Type", b"application/json"),
         (b"Accept", b"text/event-stream, application/json"),
@@ -66,7 +66,7 @@ def request_headers(
 
 
 class RequestWriter:
-    """Serialises requests to one server; ``access``: headers that all have, and that no digest is made of."""
+    """Serialises requests to one server. ``access``: headers of all requests, outside any digest."""
 
     def __init__(self, origin: Origin, access: Headers = ()) -> None:
         self._origin = origin

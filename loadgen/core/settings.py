@@ -1,4 +1,4 @@
-"""Settings and flags that loadgen and replay share: target, request fields, trace, processes, SLOs."""
+"""Settings and flags common to loadgen and replay: target, tokenizer, request fields, trace, processes, SLOs."""
 
 import argparse
 import math
@@ -25,17 +25,17 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Settings of a run beside its load; they go to the workers as they are."""
+    """Settings of a run besides its load; workers get them unchanged."""
 
     url: str
     trace: Path
     model: str = AUTO
     dialect: str = AUTO
-    """Engine of the request fields; ``auto``: ask the engine."""
+    """Engine of the request fields; ``auto``: detect the engine."""
     tokenizer: str = AUTO
-    """Path, ``engine`` or ``none``; ``auto``: the engine's if it has /tokenize."""
+    """Path, ``engine`` or ``none``; ``auto``: the engine's tokenizer if it has /tokenize."""
     fields: BodyFields = PLAIN
-    """Fields of every body beside those of the plan."""
+    """Fields of every body besides those of the plan."""
     session_headers: tuple[str, ...] = (SESSION_HEADER,)
     vocabulary: Vocabulary = ORDINARY
     timeout_s: float | None = 600.0
@@ -43,15 +43,15 @@ class RunSettings:
     as_json: bool = False
     """Print the summary as one JSON object on stdout, its lines on stderr."""
     procs: int | None = 1
-    """Workers; null: one for every core of this machine or the Ray cluster."""
+    """Worker processes; null: one a core of this machine or the Ray cluster."""
     ray: str | None = None
-    """Address of the Ray cluster whose machines run the workers; null: this machine does."""
+    """Address of the Ray cluster that runs the workers; null: this machine."""
     access: Access = OPEN
     """Keys, headers and TLS of every request and control call."""
     gpus: int | None = None
-    """GPUs of the engine, kept in the trace's header; null: not said."""
+    """GPUs of the engine, for the trace header; null: not given."""
     slos: tuple["Threshold", ...] = ()
-    """Checked at the run's end."""
+    """Latency and throughput objectives, checked at the end of the run."""
 
     def __post_init__(self) -> None:
         if self.procs is not None and self.procs < 1:
@@ -67,63 +67,61 @@ def check_positive(flag: str, value: float | None) -> None:
 
 
 def add_target_arguments(parser: Parser) -> None:
-    parser.add_argument("--url", required=True, metavar="URL", help="base URL of the engine, or of a tap before it")
+    parser.add_argument("--url", required=True, metavar="URL", help="base URL of the engine, or of its tap")
     parser.add_argument(
         "-o",
         "--output",
         "--out",
         type=Path,
         metavar="TRACE",
-        help="the trace to write; .gz and .zst compress (default: a new name in this folder)",
+        help="trace to write; .gz and .zst compress (default: a new name in this folder)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing trace")
-    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object; the text on stderr")
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object; text goes to stderr")
+    parser.add_argument("--model", default=AUTO, metavar="NAME", help="served model name; auto: first of /v1/models")
     parser.add_argument(
-        "--model", default=AUTO, metavar="NAME", help="served model's name; auto: the first of /v1/models"
-    )
-    parser.add_argument(
-        "--dialect", choices=CHOICES, default=AUTO, help="engine whose request fields are sent; auto: ask the engine"
+        "--dialect", choices=CHOICES, default=AUTO, help="request fields of which engine; auto: detect the engine"
     )
     parser.add_argument(
         "--tokenizer",
         default=AUTO,
         metavar="PATH",
-        help="tokenizer for prompts of text: a directory, engine, or none; auto: the engine's, if it has /tokenize",
+        help="tokenizer of text prompts: a directory, engine, or none; auto: the engine's, if it has /tokenize",
     )
     parser.add_argument(
         "--extra-body",
         metavar="JSON",
-        help='further fields, merged into each body, such as {"temperature": 0.7} (null removes a field); model, '
-        "prompts, lengths and stream are refused",
+        help='extra fields merged into each body, such as {"temperature": 0.7} (null removes a field); not for '
+        "model, prompts, lengths, stream",
     )
-    parser.add_setting("--vocab-low", type=int, default=1000, metavar="ID", help="lowest token id to send")
-    parser.add_setting("--vocab-high", type=int, default=100_000, metavar="ID", help="token ids stay below this")
-    parser.add_argument("--timeout", type=duration, default="10m", help="longest time a request may take")
+    parser.add_setting("--vocab-low", type=int, default=1000, metavar="ID", help="lowest token id in prompts")
+    parser.add_setting("--vocab-high", type=int, default=100_000, metavar="ID", help="token ids in prompts stay below")
+    parser.add_argument("--timeout", type=duration, default="10m", help="time limit of a request")
     parser.add_setting(
         "--session-header",
         action="append",
         metavar="NAME",
-        help=f"header for the session id, for routers; may be repeated (default {SESSION_HEADER})",
+        help=f"header with the session id, for routers; repeatable (default {SESSION_HEADER})",
     )
 
 
 def add_run_arguments(parser: Parser) -> None:
-    """Add the flags of access, SLOs and processes: after those of the load in the help."""
+    """Add the flags of access, SLOs and processes: in the help after the flags of the load."""
     add_access_arguments(parser, "every request and control call")
     metrics = parser.add_argument_group("metrics at the end")
     add_gpus_argument(metrics)
     add_slo_arguments(metrics)
     run = parser.add_argument_group("processes and machines")
-    run.add_argument("--procs", default="1", metavar="N", help="processes that send; auto: one for every core")
+    run.add_argument("--procs", default="1", metavar="N", help="sending processes; auto: one a core")
     run.add_argument(
         "--ray",
         metavar="ADDRESS",
-        help="run them on this Ray cluster, such as head:6379; auto: this machine's cluster",
+        help="run them on this Ray cluster, such as head:6379; auto: the local cluster",
     )
 
 
 def run_settings(args: argparse.Namespace, *, stream: bool = True) -> dict[str, Any]:
-    """Return the values of ``RunSettings`` that parsed flags do not have under the same name."""
+    """Return the values of ``RunSettings`` whose names differ from their flags."""
     from measure.metrics.slos import parse_slos  # noqa: PLC0415 - --help needs no numpy
 
     return {
@@ -140,10 +138,10 @@ def run_settings(args: argparse.Namespace, *, stream: bool = True) -> dict[str, 
 
 
 def session_headers(names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of ``--session-header``, or the usual one; raises InputError for a name that none may have."""
+    """Return the names of ``--session-header``, or the default. Raises InputError for a reserved header."""
     for name in names or ():
         if not HEADER_NAME.fullmatch(name) or name.lower() in RESERVED_HEADERS:
-            raise InputError(f"--session-header: {name!r}; expected the name of a header that requests do not have yet")
+            raise InputError(f"--session-header: {name!r}; expected a header name that requests do not use yet")
     return tuple(names or (SESSION_HEADER,))
 
 
@@ -151,5 +149,5 @@ def parse_procs(text: str) -> int | None:
     if text == AUTO:
         return None
     if not text.isdecimal():
-        raise InputError(f"--procs: {text!r}; expected a whole number, or {AUTO}")
+        raise InputError(f"--procs: {text!r}; expected an integer, or {AUTO}")
     return int(text)

@@ -1,4 +1,4 @@
-"""Token ids that made-up prompts are drawn from."""
+"""Range of token ids for synthetic prompts."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from tracefile.records.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Ordinary token ids, ``low`` up to but without ``high``: no special ids, all known to the target."""
+    """Ordinary token ids, ``low`` inclusive to ``high`` exclusive: no special tokens, all valid for the target."""
 
     low: int
     high: int
@@ -20,4 +20,4 @@ class Vocabulary:
 
 
 ORDINARY = Vocabulary(1000, 100_000)
-"""Without the special ids at the start of vocabularies, and the last ids of 100k-word vocabularies."""
+"""Without the special tokens at the start of vocabularies and the last ids of 100k-token vocabularies."""

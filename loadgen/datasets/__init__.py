@@ -1,8 +1,8 @@
-"""Datasets for loads: sessions from files.
+"""Datasets for loads: sessions from files, with token counts or texts.
 
-Of a trace its lengths and pauses are a dataset, without its arrivals and its sharing. A request that goes on from
-another is a later turn of its session: of its prompt, what is longer than the prompt and answer before is new. Of
-several that go on from the same one, the first does; the others begin sessions of their own.
+A trace gives token counts and think times, without arrivals and prefix sharing between sessions. A request that
+continues another is a later turn of its session: its new tokens are the prompt tokens beyond the parent's prompt and
+output. Only the first child continues a session; further children start new sessions.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,12 +16,12 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Record, RequestId
 
 RANDOM = "random"
-"""Sessions drawn by the flags alone, from no file."""
+"""Sessions drawn from flags, without a file."""
 
 
 @dataclass(slots=True)
-class Growing:
-    """A session being put together."""
+class SessionBuilder:
+    """Session of a trace during the read, with its context tokens."""
 
     turns: list[DatasetTurn] = field(default_factory=list)
     tokens: int = 0
@@ -39,20 +39,20 @@ class Growing:
 
 
 def read_trace(path: Path, count: CountTokens | None) -> Iterator[DatasetSession]:
-    """Sessions of a trace in any form that ``open_trace`` reads."""
+    """Sessions of a trace in any format of ``open_trace``: token counts and think times."""
     del count
     with open_trace(path) as reader:
         yield from _grouped(record for record in reader if record.prompt_tokens)
 
 
 def _grouped(records: Iterable[Record]) -> Iterator[DatasetSession]:
-    """Sessions in order of their first requests' arrival."""
-    sessions: list[Growing] = []
-    by_last: dict[RequestId, Growing] = {}
+    """Sessions in order of their first arrival."""
+    sessions: list[SessionBuilder] = []
+    by_last: dict[RequestId, SessionBuilder] = {}
     for record in sorted(records, key=lambda record: record.arrival_ms or 0.0):
         session = by_last.pop(record.parent_id, None) if record.parent_id is not None else None
         if session is None:
-            session = Growing()
+            session = SessionBuilder()
             sessions.append(session)
         session.add(record)
         by_last[record.request_id] = session
@@ -64,11 +64,11 @@ DATASETS: dict[str, Dataset] = {
     "messages": Dataset(read_messages, has_texts=True),
     "trace": Dataset(read_trace, has_texts=False),
 }
-"""Every dataset that is a file, by the name that ``--dataset NAME:PATH`` calls it."""
+"""File datasets by the name in ``--dataset NAME:PATH``."""
 
 
 def parse_dataset(text: str) -> tuple[str, Path | None]:
-    """Return a dataset's name and file, of ``NAME:PATH``; raises InputError."""
+    """Return name and file of a dataset from ``NAME:PATH``. Raises InputError."""
     name, _, path = text.partition(":")
     if name == RANDOM and not path:
         return RANDOM, None
@@ -77,5 +77,5 @@ def parse_dataset(text: str) -> tuple[str, Path | None]:
     if not path:
         raise InputError(f"--dataset: {name} without a file; expected {name}:PATH")
     if not Path(path).exists():
-        raise InputError(f"--dataset: {path}: not there; expected a file of sessions")
+        raise InputError(f"--dataset: {path}: missing; expected a file of sessions")
     return name, Path(path)

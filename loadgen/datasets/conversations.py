@@ -1,11 +1,11 @@
 """Conversations with texts: OpenAI's messages, and ShareGPT.
 
 ``messages``, JSON Lines: an array of messages a line (evalscope's ``custom_multi_turn``), or an object with
-``messages``, an array or one as JSON in a string (OpenAI's fine-tuning, within ``body`` its batches, SWE-smith's
-trajectories). Tools that a row offers are not sent.
+``messages``, an array or an array as JSON string (OpenAI's fine-tuning, within ``body`` its batches, SWE-smith's
+trajectories). Tool definitions of a row are not sent.
 
-``sharegpt``: one JSON array of ``{"conversations": [{"from": "human" | "gpt" | …, "value"}]}``, as vLLM's benchmarks
-read, or JSON Lines of ``{"conversation": [{"human", "assistant"}]}``, the swift/sharegpt of evalscope.
+``sharegpt``: one JSON array of ``{"conversations": [{"from": "human" | "gpt" | …, "value"}]}``, as in vLLM's
+benchmarks, or JSON Lines of ``{"conversation": [{"human", "assistant"}]}``, the swift/sharegpt of evalscope.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,7 +45,7 @@ class FromValue(msgspec.Struct):
 
 
 class Exchange(msgspec.Struct):
-    """Question and output of ShareGPT's JSON Lines form."""
+    """Prompt and output of ShareGPT's JSON Lines form."""
 
     human: str = ""
     assistant: str = ""
@@ -74,7 +74,7 @@ def read_sharegpt(path: Path, count: CountTokens | None) -> Iterator[DatasetSess
 def session_of(messages: Iterable[Message], count: CountTokens | None) -> DatasetSession:
     """Split messages into turns at each assistant message; skip empty messages and outputs before any prompt.
 
-    A tool's result is sent as a user's message: the model's real output made no call.
+    A tool result is sent as a user message, because the decoded output of the run has no tool call.
     """
     turns: list[DatasetTurn] = []
     prompt: list[VerbatimMessage] = []

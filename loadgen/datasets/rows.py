@@ -1,4 +1,4 @@
-"""A dataset's rows, each with where it stands: the lines of JSON Lines, or the items of one JSON array."""
+"""Rows of a dataset with their position: lines of JSON Lines, or items of one JSON array."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 def rows(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield rows as JSON text with their place: ``file:line``, or ``file: item 3`` of a single array."""
+    """Yield rows as JSON text with their position: ``file:line``, or ``file: item 3`` of a single array."""
     with LineReader(path, expected="a dataset") as lines:
         stat = path.stat()
-        items = _one_array(path, stat.st_mtime_ns, stat.st_size)
+        items = _array_items(path, stat.st_mtime_ns, stat.st_size)
         if items is None:
             for line in lines:
                 yield f"{path}:{lines.number}", line
@@ -28,7 +28,7 @@ def rows(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def decode(row: bytes, kind: type[T], where: str, expected: str) -> T:
-    """A row as ``kind``; raises InputError naming where it is, the field, and what was expected."""
+    """Row as ``kind``. Raises InputError with position, field and expectation."""
     try:
         return msgspec.json.decode(row, type=kind)
     except NOT_JSON as error:
@@ -56,25 +56,25 @@ def _is_row(line: bytes) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _one_array(path: Path, mtime_ns: int, size: int) -> Sequence[msgspec.Raw] | None:
-    """Items of a file that is one array or one row; null: a row a line. Cached, because a dataset may be read again."""
-    del mtime_ns, size  # another file of that name is another file
+def _array_items(path: Path, mtime_ns: int, size: int) -> Sequence[msgspec.Raw] | None:
+    """Items of a file that is one array or one row; null: a row a line. Cached for repeated passes."""
+    del mtime_ns, size  # part of the cache key: a changed file is read again
     with LineReader(path, expected="a dataset") as lines:
         first = next(lines, None)
         if first is None:
             raise InputError(f"{path}: empty; expected a dataset")
         if _is_row(first):
             return None
-        whole = b"\n".join([first, *lines])
-    if not whole.lstrip().startswith(b"["):
-        return [msgspec.Raw(whole)]
+        content = b"\n".join([first, *lines])
+    if not content.lstrip().startswith(b"["):
+        return [msgspec.Raw(content)]
     try:
-        return msgspec.json.decode(whole, type=list[msgspec.Raw])
+        return msgspec.json.decode(content, type=list[msgspec.Raw])
     except NOT_JSON as error:
         raise InputError(f"{path}: not JSON ({error}); expected one array, or one object a line") from None
 
 
 def _field_first(message: str) -> str:
     """msgspec's message with the field first."""
-    what, _, field = message.partition(" - at `$")
-    return f"{field.rstrip('`').lstrip('.')}: {what}" if field else what
+    problem, _, field = message.partition(" - at `$")
+    return f"{field.rstrip('`').lstrip('.')}: {problem}" if field else problem

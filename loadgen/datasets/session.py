@@ -1,4 +1,4 @@
-"""Dataset sessions: turns with lengths or texts, as far as the dataset has them."""
+"""Dataset sessions: turns with token counts or texts, as far as the dataset has them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ CountTokens = Callable[[str], int]
 
 
 def estimated_tokens(text: str) -> int:
-    """Four bytes of UTF-8 a token, for want of a tokenizer; at least 1 for a text."""
+    """Estimate without a tokenizer: four bytes of UTF-8 a token; at least 1 for a text."""
     return -(-len(text.encode("utf-8", "replace")) // BYTES_A_TOKEN)
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetTurn:
-    """Request of a session. The load's flags replace null fields."""
+    """Turn of a session. The load's flags replace null fields."""
 
     new_tokens: int | None = None
     """New tokens of the prompt; null: ``quoted`` is sent."""
     quoted: Sequence[VerbatimMessage] = ()
-    """Messages before the response is asked for; empty: only their length is known."""
+    """Messages before the response; empty: only their token count is known."""
     output_tokens: int | None = None
     think_ms: float | None = None
-    """From the last response to this request."""
+    """From the previous response to this request."""
 
 
 DatasetSession = Sequence[DatasetTurn]
@@ -33,10 +33,10 @@ DatasetSession = Sequence[DatasetTurn]
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A format that loads can be made from."""
+    """Dataset format: its reader, and whether it has texts or only token counts."""
 
     read: Callable[[Path, CountTokens | None], Iterator[DatasetSession]]
-    """Reads a file's sessions lazily, in order; counts the tokens of texts' outputs, null: they are not wanted. Raises
-    InputError naming file, line and field."""
+    """Reads a file's sessions lazily, in order; counts output tokens of texts, null: not needed. Raises InputError with
+    file, line and field."""
     has_texts: bool
-    """True if it has texts, not only lengths."""
+    """True if it has texts, not only token counts."""

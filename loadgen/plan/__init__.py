@@ -1,1 +1,1 @@
-"""The load as drawn from its seed: arrivals, lengths, conversations, prompts."""
+"""The load as drawn from its seed: arrivals, token lengths, conversations, prompts."""

@@ -1,7 +1,7 @@
 """Arrival times of sessions in whole microseconds from t = 0, in order, generated lazily.
 
-Arrivals are spaced in units of their expected number, in whole millionths, and a rate gives their times: with a rate
-that changes this is the exact process, not an approximation in steps.
+Arrivals are spaced in units of their expected number, in whole millionths; a rate profile converts them to times: with
+a changing rate this is the exact process, not an approximation in steps.
 """
 
 import csv
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.core.draws import Stream, draw_each
+from loadgen.core.draws import Stream, draw_array
 from loadgen.core.lengthdraws import uniform
 from tracefile.records.decoding import NOT_JSON
 from tracefile.records.errors import InputError
@@ -32,7 +32,7 @@ SECOND_US = 1_000_000
 Floats = npt.NDArray[np.float64]
 
 PARTS = 1_000_000
-"""Parts of an arrival: expected arrivals are counted in whole millionths."""
+"""Expected arrivals are counted in whole millionths."""
 EXPECTED = "t_s and rate, both numbers of 0 or more, times in order"
 COLUMNS = ("t_s", "rate")
 INLINE = re.compile(r"[\d.]+:[\d.]+(?:,[\d.]+:[\d.]+)*")
@@ -40,26 +40,26 @@ INLINE = re.compile(r"[\d.]+:[\d.]+(?:,[\d.]+:[\d.]+)*")
 
 @dataclass(frozen=True, slots=True)
 class RateProfile:
-    """Rates that hold until the next one begins; the last one never ends."""
+    """Piecewise constant arrival rate: each rate holds until the next, the last without end."""
 
     starts_s: Floats
     rates: Floats
     expected: Floats
-    """Arrivals expected before each rate begins."""
+    """Expected arrivals before each rate begins."""
 
     def times_us(self, counts: Counts) -> Counts:
-        """Return the times when ``counts`` millionths of arrivals are expected; omit counts that are never reached."""
-        wanted = counts / PARTS
-        piece = np.searchsorted(self.expected, wanted, side="right") - 1
-        rate, beyond = self.rates[piece], wanted - self.expected[piece]
-        after = np.divide(beyond, rate, out=np.zeros_like(beyond), where=rate > 0)
-        ever = (rate > 0) | (beyond == 0)
-        times_us: Counts = np.rint((self.starts_s[piece] + after)[ever] * 1e6).astype(np.int64)
+        """Return the times at which ``counts`` millionths of arrivals are expected, without counts never reached."""
+        expected = counts / PARTS
+        piece = np.searchsorted(self.expected, expected, side="right") - 1
+        rate, excess = self.rates[piece], expected - self.expected[piece]
+        after = np.divide(excess, rate, out=np.zeros_like(excess), where=rate > 0)
+        reached = (rate > 0) | (excess == 0)
+        times_us: Counts = np.rint((self.starts_s[piece] + after)[reached] * 1e6).astype(np.int64)
         return times_us
 
 
 def rate_profile(points: Sequence[tuple[float, float]]) -> RateProfile:
-    """Rates from each (time, rate) on; no arrivals before the first."""
+    """Arrival rates from each (time, rate) on; no arrivals before the first."""
     starts = np.array([0.0, *(time for time, _ in points)])
     rates = np.array([0.0, *(rate for _, rate in points)])
     expected = np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(starts))])
@@ -118,13 +118,13 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def evenly() -> Chunks:
-    """The same distance between any two, the first at 0."""
+    """Equal gaps between arrivals, the first at 0."""
     return (np.arange(start, start + CHUNK, dtype=np.int64) * PARTS for start in count(0, CHUNK))
 
 
 def exponentially(seed: int) -> Chunks:
-    """Independent exponential distances, the first one before the first arrival: a Poisson process."""
-    return _added(lambda positions: -np.log(uniform(draw_each(seed, Stream.ARRIVAL_GAP, positions))))
+    """Independent exponential gaps, also before the first arrival: a Poisson process."""
+    return _accumulated(lambda positions: -np.log(uniform(draw_array(seed, Stream.ARRIVAL_GAP, positions))))
 
 
 def at_rate(spaced: Chunks, profile: RateProfile) -> Chunks:
@@ -137,22 +137,22 @@ def at_rate(spaced: Chunks, profile: RateProfile) -> Chunks:
 
 
 def before(chunks: Chunks, number: int | None, seconds: float | None) -> Chunks:
-    """The first ``number`` arrivals before ``seconds``; null: no such bound."""
+    """First ``number`` arrivals before ``seconds``; null: no bound."""
     left = number
     end_us = None if seconds is None else round(seconds * SECOND_US)
     for chunk in chunks:
-        kept = chunk[:left] if end_us is None else chunk[:left][chunk[:left] < end_us]
-        yield kept
-        left = None if left is None else left - len(kept)
-        if len(kept) < len(chunk) or left == 0:
+        selected = chunk[:left] if end_us is None else chunk[:left][chunk[:left] < end_us]
+        yield selected
+        left = None if left is None else left - len(selected)
+        if len(selected) < len(chunk) or left == 0:
             return
 
 
-def _added(distances: Callable[[Positions], npt.NDArray[np.float64]]) -> Chunks:
-    """Cumulative distances, each rounded to a whole millionth first: sums of floats would drift apart."""
-    reached = 0
+def _accumulated(gaps_at: Callable[[Positions], npt.NDArray[np.float64]]) -> Chunks:
+    """Cumulative gaps, each rounded to a whole millionth first: sums of floats would drift."""
+    total = 0
     for start in count(0, CHUNK):
-        gaps = np.rint(distances(np.arange(start, start + CHUNK, dtype=np.uint64)) * PARTS).astype(np.int64)
-        added = np.cumsum(gaps) + reached
-        reached = int(added[-1])
-        yield added
+        gaps = np.rint(gaps_at(np.arange(start, start + CHUNK, dtype=np.uint64)) * PARTS).astype(np.int64)
+        arrivals = np.cumsum(gaps) + total
+        total = int(arrivals[-1])
+        yield arrivals

@@ -1,4 +1,4 @@
-"""Settings of a loadgen run, checked before anything is sent."""
+"""Settings of a loadgen run, checked before the first request."""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,48 +14,47 @@ from tracefile.records.errors import InputError
 Pattern = Literal["constant", "poisson", "series", "multiturn", "rollouts", "calibration"]
 
 CLOSED_PATTERNS: tuple[Pattern, ...] = ("poisson", "multiturn", "rollouts")
-"""Patterns that without a rate are a closed loop."""
+"""Patterns that are a closed loop without --rate."""
 CLOSED_PARALLEL = 4
 CLOSED_ROUNDS = 8
-"""Sessions for each one at a time, where no flag bounds a closed loop."""
-ONE_TURN = LengthDistribution(1, 1)
+"""Default sessions for each of --parallel, if no flag bounds a closed loop."""
+SINGLE_TURN = LengthDistribution(1, 1)
 USUAL_PROMPT = LengthDistribution(256, 256)
 USUAL_GROUP = 8
 """Sessions of a group with ``--pattern rollouts``."""
 
 STAGED_PROMPT = LengthDistribution(64, 10_000)
-"""Of ``--pattern calibration``, shortest to longest."""
+"""Prompt tokens of ``--pattern calibration``, shortest to longest."""
 STAGED_PARALLEL = 8
 STAGED_ROUNDS = 3
 MOST_GROUPED = 1 << 14
-"""Sessions of a group: a thousand groups are planned at once."""
+"""Maximum sessions of a group: a thousand groups are planned at once."""
 MOST_RATE = 1e6
 LEAST_RANGE = 8
-"""Least ratio of the longest to the shortest prompt, so that sizes tell costs apart."""
+"""Minimum ratio of the longest to the shortest prompt, so that prefill costs can be fitted over size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadConfig(RunSettings):
-    """Settings of a run: content (dataset, lengths, prefixes, turns), times (pattern, rate, bounds), target, trace."""
+    """Settings of a load: content (dataset, tokens, prefixes, turns), arrivals (pattern, rate, bounds), target."""
 
     api: Api = "completions"
     pattern: Pattern = "poisson"
     rate: float | None = None
     """Sessions a second; null: closed loop, or the pattern decides."""
     group_size: int = 1
-    """Sessions that start from one first prompt; ``rate`` and ``number`` count these groups."""
+    """Sessions with the same first prompt; ``rate`` and ``number`` count these groups."""
     rate_series: tuple[tuple[float, float], ...] = ()
     """(seconds, rate) in order of time; each rate holds until the next."""
     duration_s: float | None = None
-    """No session starts after it. Null: until ``number``, or the pattern's end."""
-    """End of open sessions at ``ends_s``."""
+    """No session starts later. Null: until ``number``, or the end of the pattern."""
     number: int | None = None
-    """Sessions; null: until the time is over, or once through the dataset."""
+    """Sessions; null: until the time is over, or one pass over the dataset."""
     parallel: int | None = None
-    """Most requests in flight, in a closed loop also most open sessions; null: no limit."""
+    """Limit of requests in flight, in a closed loop also of open sessions; null: no limit."""
     seed: int = 0
     nonce: str | None = None
-    """Second seed of prompts' tokens, not of lengths and times; null: tokens follow from ``seed`` alone."""
+    """Second seed of prompt tokens, not of lengths and times; null: tokens follow from ``seed`` alone."""
     dataset: str = RANDOM
     dataset_path: Path | None = None
     prompt_tokens: LengthDistribution = USUAL_PROMPT
@@ -65,10 +64,9 @@ class LoadConfig(RunSettings):
     prefix_count: int = 0
     prefix_tokens: int = 0
     turns: LengthDistribution | None = None
-    """Of a random session, null: 1. Of a dataset: shorter sessions are skipped, longer ones cut; null: all as they are.
-    """
+    """Of a random session, null: 1. Of a dataset: shorter sessions are skipped, longer cut; null: unchanged."""
     think_s: LengthDistribution | None = None
-    """From a response's end to the next send; null: the dataset's, else 0."""
+    """Think time from a response's end to the next send; null: the dataset's, else 0."""
 
     def __post_init__(self) -> None:
         RunSettings.__post_init__(self)
@@ -80,30 +78,30 @@ class LoadConfig(RunSettings):
 
     @property
     def open_loop(self) -> bool:
-        """True if sessions arrive at their own times, not when others end."""
+        """True if sessions arrive at planned times, independent of response latency."""
         return self.rate is not None or self.pattern == "series"
 
     @property
     def tokens_from(self) -> int:
-        """Seed of prompts' tokens."""
+        """Seed of prompt tokens."""
         if self.nonce is None:
             return self.seed
         return int.from_bytes(hashlib.blake2b(f"{self.seed} {self.nonce}".encode(), digest_size=8).digest(), "little")
 
     @property
     def has_texts(self) -> bool:
-        """True if a dataset's texts are sent."""
+        """True if texts of a dataset are sent."""
         return self.dataset_path is not None and DATASETS[self.dataset].has_texts
 
     @property
     def arrivals(self) -> str:
-        """The pattern's name; a closed loop has no arrivals of its own."""
+        """Name of the pattern, or of the closed loop."""
         if self.open_loop or self.pattern not in CLOSED_PATTERNS:
             return self.pattern
         return "closed loop, rollouts" if self.pattern == "rollouts" else "closed loop"
 
     def words(self) -> list[str]:
-        """Return the parts of a start line about the load."""
+        """Return the parts of the start line that describe the load."""
         words = [f"{self.arrivals}{'' if self.rate is None else f' {self.rate:g}/s'}"]
         words += [] if self.ends_s is None else [f"for {self.ends_s:g} s"]
         groups = "" if self.group_size == 1 else f"groups of {self.group_size} "
@@ -114,7 +112,7 @@ class LoadConfig(RunSettings):
 
     @property
     def ends_s(self) -> float | None:
-        """Seconds; null: ``number`` or the dataset ends the run."""
+        """End of the run in seconds; null: ``number`` or the dataset ends the run."""
         if self.pattern == "series" and self.duration_s is None and self.number is None:
             return self.rate_series[-1][0]
         return self.duration_s
@@ -125,12 +123,12 @@ class LoadConfig(RunSettings):
 
     @property
     def single_turns(self) -> bool:
-        turns = self.turns or (None if self.dataset_path is not None else ONE_TURN)
+        turns = self.turns or (None if self.dataset_path is not None else SINGLE_TURN)
         return turns is not None and turns.high == 1
 
     @property
     def most_workers(self) -> int | None:
-        """Most workers of which each has sessions, now and then all at once; null: any number."""
+        """Maximum workers with sessions to send; null: no limit."""
         if self.pattern == "calibration":
             return 1
         limit = None if self.open_loop else self.parallel
@@ -165,14 +163,14 @@ def _check_pattern(config: LoadConfig) -> None:
     if is_series != bool(config.rate_series):
         raise InputError("--rate-series: expected it with --pattern series, and only there")
     if is_series:
-        _refuse("--rate", config.rate, "--pattern series, which has rates of its own")
+        _refuse("--rate", config.rate, "--pattern series, which sets the rates")
 
 
 def _check_staged(config: LoadConfig) -> None:
     """Refuse flags that change ``--pattern calibration``: see ``loadgen.plan.stages``."""
     if config.pattern != "calibration":
         return
-    designed = "--pattern calibration, which says by itself what comes when"
+    designed = "--pattern calibration, which sets the load"
     for flag, value in {
         "--rate": config.rate,
         "--think": config.think_s,
@@ -188,22 +186,22 @@ def _check_staged(config: LoadConfig) -> None:
             f"--prompt-tokens: {prompts}; expected LOW:HIGH with --pattern calibration, HIGH at least 8 LOW"
         )
     if config.parallel is None or config.parallel < 2:
-        raise InputError("--parallel: expected 2 or more with --pattern calibration: it measures what several cost")
+        raise InputError("--parallel: expected 2 or more with --pattern calibration, which measures batches")
     if not config.fields.stream:
-        raise InputError("--no-stream: with --pattern calibration, which times every token; expected streams")
+        raise InputError("--no-stream: with --pattern calibration, which measures ITL; expected streams")
     if config.ray is not None or config.procs not in (None, 1):
-        raise InputError("--ray, --procs: with --pattern calibration, which one process sends")
+        raise InputError("--ray, --procs: with --pattern calibration; expected one local process")
 
 
 def _check_bounds(config: LoadConfig) -> None:
     if config.pattern == "calibration":
         return
     if not config.open_loop and config.pattern not in CLOSED_PATTERNS:
-        raise InputError(f"--rate: missing; expected arrivals a second with --pattern {config.pattern}")
+        raise InputError(f"--rate: missing; expected sessions a second with --pattern {config.pattern}")
     if not config.open_loop and config.parallel is None:
-        raise InputError("--rate: missing; expected arrivals a second, or --parallel for a closed loop")
+        raise InputError("--rate: missing; expected sessions a second, or --parallel for a closed loop")
     if config.ends_s is None and config.number is None and config.dataset_path is None:
-        raise InputError("--duration, --number: both missing; expected a bound, or the run would never end")
+        raise InputError("--duration, --number: both missing; expected a bound of the run")
 
 
 def _check_dataset(config: LoadConfig) -> None:
@@ -213,9 +211,9 @@ def _check_dataset(config: LoadConfig) -> None:
     if config.dataset_path is not None and config.turns is not None and config.turns.shape != "uniform":
         raise InputError(f"--turns: {config.turns} with --dataset {name}; expected MIN:MAX")
     if config.has_texts and config.api == "completions":
-        raise InputError(f"--api: completions with --dataset {name}, which is texts; expected --api chat")
+        raise InputError(f"--api: completions with --dataset {name}, which has texts; expected --api chat")
     if config.has_texts and config.prefix_count:
-        raise InputError(f"--prefix-count: with --dataset {name}, which says all there is; expected neither")
+        raise InputError(f"--prefix-count: with --dataset {name}, which has its prefixes; expected neither")
 
 
 def _refuse(flag: str, value: object, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""A load's sessions before any response: how many turns of which lengths, when, and what their tokens come from."""
+"""Sessions of a load before any response: turns, token lengths, due times, and the keys of their tokens."""
 
 import hashlib
 import struct
@@ -15,16 +15,16 @@ TURN_FORM = struct.Struct("<QQQd")
 
 
 class TurnShape(msgspec.Struct, frozen=True, gc=False):
-    """Turn: lengths, the key of its new tokens, and the pause before it."""
+    """Turn: token lengths, the key of its new tokens, and the think time before it."""
 
     prompt_tokens: int
     """New tokens, without the context."""
     prompt_key: int
     output_tokens: int
     think_ms: float
-    """From the end of the turn before; 0 for a first turn."""
+    """From the end of the previous turn; 0 for a first turn."""
     quoted: Sequence[VerbatimMessage] = ()
-    """A dataset's messages before the output. Empty: one user message of ``prompt_tokens`` from ``prompt_key``."""
+    """Dataset messages before the output. Empty: one user message of ``prompt_tokens`` from ``prompt_key``."""
 
     def messages(self) -> Sequence[PlannedMessage]:
         return self.quoted or (SyntheticMessage("user", self.prompt_key, self.prompt_tokens),)
@@ -35,7 +35,7 @@ class TurnShape(msgspec.Struct, frozen=True, gc=False):
 
 
 class SessionShape(msgspec.Struct, frozen=True, gc=False):
-    """Conversation, or single request: a session of one turn."""
+    """Conversation, or single request: a session of one turn. Holds token lengths and keys, no tokens."""
 
     index: int
     due_ms: float | None
@@ -47,7 +47,7 @@ class SessionShape(msgspec.Struct, frozen=True, gc=False):
 
 
 def session_digest(header: bytes, session: SessionShape) -> int:
-    """SHA-256 of a session's draws and the header; equal digests: equal bodies, save the model's name and outputs."""
+    """SHA-256 of a session's draws and the header; equal: equal prompt tokens, except model name and outputs."""
     due_ms = -1.0 if session.due_ms is None else session.due_ms
     prefix_key = 0 if session.prefix is None else session.prefix_key
     parts = [header, SESSION_FORM.pack(session.index, due_ms, prefix_key, len(session.turns))]
@@ -55,5 +55,5 @@ def session_digest(header: bytes, session: SessionShape) -> int:
         parts.append(TURN_FORM.pack(turn.prompt_tokens, turn.prompt_key, turn.output_tokens, turn.think_ms))
         for quoted in turn.quoted:
             text = msgspec.json.encode(quoted.message)
-            parts += [struct.pack("<Q", len(text)), text]  # with its length: two messages cannot read as one
+            parts += [struct.pack("<Q", len(text)), text]  # with its length: two messages cannot equal one
     return int.from_bytes(hashlib.sha256(b"".join(parts)).digest(), "big")

@@ -1,14 +1,14 @@
-"""Load of ``--pattern calibration``: every cost that ``sim calibrate`` looks for varies on its own.
+"""Load of ``--pattern calibration``: each prefill and decode cost that ``sim calibrate`` fits varies independently.
 
-Rounds of the same stages, a round in waves of sessions; a wave begins after the end of the one before, so that each
-meets an idle engine:
+Rounds of equal stages, a round in waves of sessions; a wave starts after the end of the previous wave, on an idle
+engine:
 
 - ``alone``: one cold prompt at a time, from the shortest to the longest, each extended by a warm second turn;
-- ``short``: 2, 4, 8, … short prompts nearly at once: the cost of one more output in a step;
-- ``long``: as many, of prompts that together are twice the longest: the cost of an output's context;
-- ``shared``: as many of one and the same prompt: the cost of context that several outputs share;
-- ``rested``: one session at a time, of short warm turns after pauses: the cost of an engine's rest;
-- ``beside``: long prompts during the decode of others;
+- ``short``: 2, 4, 8, … short prompts nearly at once: cost of one more sequence in a decode batch;
+- ``long``: as many, of prompts that together have twice the tokens of the longest: cost of context in decode;
+- ``shared``: as many with one prompt: cost of context that several sequences share (prefix hits);
+- ``rested``: one session at a time, of short warm turns after pauses: cost after the engine was idle;
+- ``beside``: prefill of long prompts during the decode of others;
 - ``mix``: all of it at random times, at the rate that the engine can serve: chance overlaps, above all of warm turns
   with decodes, as in real sessions.
 """
@@ -34,24 +34,24 @@ from tracefile.records.schema import Engine
 Stage = Literal["alone", "short", "long", "shared", "rested", "beside", "mix"]
 
 OUTPUT = LengthDistribution(16, 48)
-"""Default output: some dozens of gaps each."""
+"""Default output tokens: some dozens of ITL samples each."""
 FIRST_WORDS = LengthDistribution(2, 2)
-"""Output before a prompt that overlaps others: at its end, the others have begun."""
+"""Output tokens before a prompt that overlaps others: at its end, the other requests are in decode."""
 PAUSE_S = LengthDistribution(0.02, 0.12)
-"""Before a turn: the engine is idle, or at any point of its step."""
-REST_PAUSES_S = (LengthDistribution(0.1, 0.3), LengthDistribution(0.5, 1.0), LengthDistribution(2.5, 5.0))
-"""Before the turns of a rested session: by its end, other processes have had the processor's cache."""
+"""Think time before a turn: the engine is idle, or at any point of its step."""
+IDLE_PAUSES_S = (LengthDistribution(0.1, 0.3), LengthDistribution(0.5, 1.0), LengthDistribution(2.5, 5.0))
+"""Think times of a rested session: by its end, other processes have used the CPU caches."""
 NO_PAUSE = LengthDistribution(0, 0)
 FEWEST_NEW = 16
-"""Least new tokens of a warm turn: its time is then the cost of the cached prompt."""
+"""Minimum new tokens of a warm turn: its latency is then the cost of the cached prefix."""
 MIX_SESSIONS = 16
 MIX_TURNS = 4
-"""Turns of every second session; the others have one."""
+"""Turns of every second session; the rest have one turn."""
 US_PER_S = 1_000_000
 
 
 class TurnPlan(msgspec.Struct, frozen=True):
-    """A turn before it is drawn: between which lengths."""
+    """Ranges of prompt tokens, output tokens and think time of a turn."""
 
     prompt: LengthDistribution
     output: LengthDistribution
@@ -62,16 +62,16 @@ SessionPlan = Sequence[TurnPlan]
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """A wave before it is drawn."""
+    """Wave before its token lengths are drawn."""
 
     stage: Stage
     sessions: Sequence[SessionPlan]
     alike: bool = False
-    """The first turns are one prompt."""
+    """True: the first turns have one prompt."""
 
 
 class Wave(msgspec.Struct, frozen=True):
-    """Sessions that have the engine to themselves: the next wave's begin when all of these are over."""
+    """Sessions that the engine serves together; the next wave starts when all have ended."""
 
     stage: Stage
     sessions: Sequence[SessionShape]
@@ -80,13 +80,13 @@ class Wave(msgspec.Struct, frozen=True):
 
 
 def waves(config: LoadConfig) -> Iterator[Wave]:
-    """The load's waves in order: as many rounds as ``number`` sessions need, or the usual ones, or without an end."""
+    """Waves of the load in order: rounds for ``number`` sessions, or the default rounds, or without an end."""
     numbers, left = count(), config.number
     for outline in outlines(config):
         plans = outline.sessions[:left]
-        sessions = [_drawn(config, next(numbers), plan) for plan in plans]
+        sessions = [_draw_session(config, next(numbers), plan) for plan in plans]
         if outline.alike:
-            sessions = [_begun_as(sessions[0], session) for session in sessions]
+            sessions = [_with_first_prompt(sessions[0], session) for session in sessions]
         yield Wave(outline.stage, sessions, [_space(config.seed, session.index) for session in sessions])
         left = None if left is None else left - len(plans)
         if left == 0:
@@ -105,28 +105,28 @@ def round_of(config: LoadConfig, number: int) -> Iterator[Outline]:
     widths = widths_to(config.parallel)
     ladder = rungs(prompts)
     mixed = sorted(range(len(ladder)), key=lambda rung: draw(config.seed, Stream.STAGE_ORDER, number, rung))
-    for rung in mixed:  # not by size: an engine that grows faster or slower would look like one of another shape
+    for rung in mixed:  # in random order: a drift of the engine's speed must not look like a cost that depends on size
         yield Outline("alone", [extended(ladder[rung], output)])
     for width in widths:
         yield Outline("short", [[TurnPlan(ladder[0], output)]] * width)
     for width in widths:
-        yield Outline("long", [extended(part_of(prompts, 2 / width), output)] * width)
+        yield Outline("long", [extended(fraction_of(prompts, 2 / width), output)] * width)
     for width in widths[-2:]:
-        yield Outline("shared", [[TurnPlan(part_of(prompts, 1 / 4), output)]] * width, alike=True)
-    for prompt in (ladder[0], part_of(prompts, 1 / 4), ladder[-1]):
+        yield Outline("shared", [[TurnPlan(fraction_of(prompts, 1 / 4), output)]] * width, alike=True)
+    for prompt in (ladder[0], fraction_of(prompts, 1 / 4), ladder[-1]):
         yield Outline("rested", [rested(prompt)])
     for share in (1, 1 / 4):
         decoding = [[TurnPlan(ladder[0], output)]] * (config.parallel // 2)
-        yield Outline("beside", [*decoding, interrupting(part_of(prompts, share))])
-    anything = LengthDistribution(prompts.low, prompts.high, "zipf", exponent=1)
-    once = [TurnPlan(anything, output)]
-    yield Outline("mix", [once, extended(anything, output, MIX_TURNS)] * (MIX_SESSIONS // 2))
+        yield Outline("beside", [*decoding, interrupting(fraction_of(prompts, share))])
+    any_length = LengthDistribution(prompts.low, prompts.high, "zipf", exponent=1)
+    once = [TurnPlan(any_length, output)]
+    yield Outline("mix", [once, extended(any_length, output, MIX_TURNS)] * (MIX_SESSIONS // 2))
 
 
 def rungs(prompts: LengthDistribution) -> list[LengthDistribution]:
     """Prompt lengths from the shortest to the longest, each about twice the last, log-uniform between neighbours.
 
-    The last is the longest itself: a load's longest prompt is then no extrapolation.
+    The last is the longest prompt of the load: its prefill cost is not extrapolated.
     """
     steps = math.ceil(math.log2(prompts.high / prompts.low))
     middles = [prompts.low * (prompts.high / prompts.low) ** (step / steps) for step in range(steps)]
@@ -134,7 +134,7 @@ def rungs(prompts: LengthDistribution) -> list[LengthDistribution]:
 
 
 def sized_for(trace: Path) -> tuple[LengthDistribution, int]:
-    """Return prompts up to a trace's longest, and its most requests in flight, within what its engine can hold.
+    """Return prompts up to a trace's longest, and its maximum requests in flight, within the engine's limits.
 
     Raises InputError for a trace without prompt lengths.
     """
@@ -147,9 +147,9 @@ def sized_for(trace: Path) -> tuple[LengthDistribution, int]:
                 events += [(record.arrival_ms, 1), (end_ms, -1)]
         engine = reader.meta.engine or Engine()
     if not longest:
-        raise InputError(f"--for {trace}: no prompt_tokens; expected a trace with them ({USAGE_ADVICE})")
+        raise InputError(f"--for {trace}: no prompt_tokens; expected a trace with prompt_tokens ({USAGE_ADVICE})")
     context, pool = engine.max_model_len, (engine.num_gpu_blocks or 0) * (engine.block_size or 0)
-    # A conversation grows by a quarter and its outputs; two of the longest have room in the cache, with others beside.
+    # A conversation grows by a quarter and its outputs; the KV cache holds two of the longest, and others.
     bounds = [longest, *([(context - 4 * OUTPUT.high) * 4 // 5] if context else []), *([pool // 3] if pool else [])]
     high = max(min(bounds), LEAST_RANGE)
     in_flight = max(accumulate((change for _, change in sorted(events)), initial=0))
@@ -165,43 +165,43 @@ def widths_to(parallel: int) -> list[int]:
     return doubled if doubled[-1] == parallel else [*doubled, parallel]
 
 
-def part_of(prompts: LengthDistribution, share: float) -> LengthDistribution:
+def fraction_of(prompts: LengthDistribution, share: float) -> LengthDistribution:
     return _around(min(max(prompts.high * share, prompts.low), prompts.high), prompts)
 
 
 def _around(middle: float, prompts: LengthDistribution) -> LengthDistribution:
-    """Within half an octave of ``middle``, and the bounds."""
+    """Prompt lengths within half an octave of ``middle``, clipped to the bounds."""
     half = math.sqrt(2)
     low, high = max(middle / half, prompts.low), min(middle * half, prompts.high)
     return LengthDistribution(round(low), round(high), "zipf", exponent=1)
 
 
 def extended(prompt: LengthDistribution, output: LengthDistribution, turns: int = 2) -> list[TurnPlan]:
-    """A cold prompt and its conversation up to ``turns`` turns; all later turns add a quarter at most."""
+    """Cold prompt and its conversation up to ``turns`` turns; all later turns add a quarter of its tokens at most."""
     new = LengthDistribution(FEWEST_NEW, max(FEWEST_NEW, round(prompt.high / 4 / (turns - 1))), "zipf", exponent=1)
     return [TurnPlan(prompt, output), *[TurnPlan(new, output, PAUSE_S)] * (turns - 1)]
 
 
 def rested(prompt: LengthDistribution) -> list[TurnPlan]:
-    """A cold prompt, and short warm turns after pauses."""
+    """Cold prompt, then short warm turns (prefix hits) after pauses."""
     new = LengthDistribution(FEWEST_NEW, FEWEST_NEW)
-    return [TurnPlan(prompt, FIRST_WORDS), *[TurnPlan(new, FIRST_WORDS, pause_s) for pause_s in REST_PAUSES_S]]
+    return [TurnPlan(prompt, FIRST_WORDS), *[TurnPlan(new, FIRST_WORDS, pause_s) for pause_s in IDLE_PAUSES_S]]
 
 
 def interrupting(prompt: LengthDistribution) -> list[TurnPlan]:
-    """A few words that end while others are still being answered, then a long prompt beside these."""
+    """Short prompt that ends while other requests decode, then the prefill of a long prompt beside them."""
     return [TurnPlan(LengthDistribution(FEWEST_NEW, FEWEST_NEW), FIRST_WORDS), TurnPlan(prompt, FIRST_WORDS)]
 
 
-def _begun_as(first: SessionShape, session: SessionShape) -> SessionShape:
-    """Session whose first prompt is that of the session ``first``."""
-    turn, begin = session.turns[0], first.turns[0]
-    begun = msgspec.structs.replace(turn, prompt_tokens=begin.prompt_tokens, prompt_key=begin.prompt_key)
-    return msgspec.structs.replace(session, turns=[begun, *session.turns[1:]])
+def _with_first_prompt(first: SessionShape, session: SessionShape) -> SessionShape:
+    """Session with the first prompt of session ``first``."""
+    turn, shared = session.turns[0], first.turns[0]
+    first_turn = msgspec.structs.replace(turn, prompt_tokens=shared.prompt_tokens, prompt_key=shared.prompt_key)
+    return msgspec.structs.replace(session, turns=[first_turn, *session.turns[1:]])
 
 
-def _drawn(config: LoadConfig, index: int, plan: SessionPlan) -> SessionShape:
-    """Nothing in it is shared with another session."""
+def _draw_session(config: LoadConfig, index: int, plan: SessionPlan) -> SessionShape:
+    """Session without a shared prefix."""
     seed, tokens_from = config.seed, config.tokens_from
     turns = [
         TurnShape(
@@ -216,6 +216,6 @@ def _drawn(config: LoadConfig, index: int, plan: SessionPlan) -> SessionShape:
 
 
 def _space(seed: int, index: int) -> float:
-    """An exponential distance of mean 1, to the millionth: arrivals at random."""
+    """Exponential gap of mean 1, to the millionth: Poisson arrivals."""
     bits = np.array([draw(seed, Stream.ARRIVAL_GAP, index)], dtype=np.uint64)
     return round(float(-np.log(uniform(bits))[0]), 6)

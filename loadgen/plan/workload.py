@@ -1,4 +1,4 @@
-"""The load as drawn from its seed, before any response: who arrives when, with how many turns of which lengths."""
+"""The load as drawn from its seed, before any response: arrivals, turns, prompt and output tokens."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from itertools import chain, repeat
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.core.draws import GENERATOR, Stream, below, draw, draw_each
-from loadgen.core.job import DIGEST_BITS, WHOLE, Shard
+from loadgen.core.draws import GENERATOR, Stream, below, draw, draw_array
+from loadgen.core.job import DIGEST_BITS, UNSHARDED, Shard
 from loadgen.core.lengthdraws import quantities, quantity
 from loadgen.core.lengths import LengthDistribution
 from loadgen.datasets import DATASETS
 from loadgen.datasets.session import CountTokens, DatasetSession, DatasetTurn, estimated_tokens
 from loadgen.plan.arrivals import CHUNK, Chunks, at_rate, before, evenly, exponentially, rate_profile
-from loadgen.plan.config import ONE_TURN, LoadConfig
+from loadgen.plan.config import SINGLE_TURN, LoadConfig
 from loadgen.plan.shapes import SessionShape, TurnShape, session_digest
 from loadgen.plan.stages import waves
 from tracefile.records.errors import InputError
@@ -35,7 +35,7 @@ DEFAULT_THINK = LengthDistribution(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Result of going through a shard's sessions once."""
+    """Totals of a shard's sessions: digest, requests, last send."""
 
     digest_share: int
     planned: int | None
@@ -46,13 +46,13 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A shard's sessions in order of arrival, made as they are asked for, the same at every iteration."""
+    """Sessions of a shard in order of arrival, generated lazily, with equal tokens at every iteration."""
 
     config: LoadConfig
-    shard: Shard = WHOLE
+    shard: Shard = UNSHARDED
     count: CountTokens = estimated_tokens
     text: str = ""
-    """Fingerprint of the words that are sent; empty: token ids are sent."""
+    """Fingerprint of the words in prompts; empty: prompts are token ids."""
 
     def __iter__(self) -> Iterator[SessionShape]:
         if self.config.pattern == "calibration":
@@ -71,14 +71,14 @@ class Workload:
             if entry is None:
                 return
             if self.shard.has(int(number) // size):
-                yield place_session(self.config, entry, int(number), int(due_us))
+                yield shape_session(self.config, entry, int(number), int(due_us))
 
     def _random(self) -> Iterator[Iterator[SessionShape]]:
         for numbers, due_us in numbered(self.config):
-            # By groups: what one session shares with another is then known where it is sent.
+            # By groups: sessions with a shared first prompt are sent by one worker.
             groups = numbers // np.uint64(self.config.group_size)
-            mine = np.flatnonzero(groups % np.uint64(self.shard.count) == self.shard.index)
-            yield draw_sessions(self.config, numbers[mine], due_us[mine])
+            selected = np.flatnonzero(groups % np.uint64(self.shard.count) == self.shard.index)
+            yield draw_sessions(self.config, numbers[selected], due_us[selected])
 
     def survey(self) -> Survey:
         config = self.config
@@ -103,11 +103,11 @@ def common_header(config: LoadConfig, text: str) -> bytes:
     closed = None if config.open_loop else (config.parallel, config.parallel)
     vocabulary = (config.vocabulary.low, config.vocabulary.high)
     words = f"{GENERATOR} {config.api} {text} {(config.prefix_tokens, 'user')} {closed} {vocabulary}"
-    return hashlib.sha256((f"{words} {config.fields}" if config.fields.given else words).encode()).digest()
+    return hashlib.sha256((f"{words} {config.fields}" if config.fields.customised else words).encode()).digest()
 
 
 def arrivals_us(config: LoadConfig) -> Chunks:
-    """Yield due times of sessions, ``CLOSED`` in a closed loop, up to the config's bounds."""
+    """Yield due times of sessions, ``CLOSED`` in a closed loop, up to the bounds of the config."""
     if not config.open_loop:
         return before(repeat(np.full(CHUNK, CLOSED, dtype=np.int64)), config.number, None)
     rates = config.rate_series or [(0.0, config.rate or 0.0)]
@@ -128,47 +128,47 @@ def spaced(config: LoadConfig) -> Chunks:
 
 
 def draw_sessions(config: LoadConfig, numbers: Positions, due_us: Counts) -> Iterator[SessionShape]:
-    """Random sessions, each independent of those before it; a group's sessions have one prefix and first prompt."""
+    """Random sessions, independent of each other; the sessions of a group share prefix and first prompt."""
     if not len(numbers):
         return
     seed = config.seed
     groups = numbers // np.uint64(config.group_size)
-    counts = quantities(config.turns or ONE_TURN, draw_each(seed, Stream.TURN_COUNT, numbers))
+    counts = quantities(config.turns or SINGLE_TURN, draw_array(seed, Stream.TURN_COUNT, numbers))
     turns = np.arange(counts.max(), dtype=np.uint64)
     position = (numbers[:, np.newaxis], turns)
     prompt = (np.where(turns == 0, groups[:, np.newaxis], numbers[:, np.newaxis]), turns)
-    prompts = quantities(config.prompt_tokens, draw_each(seed, Stream.PROMPT_LENGTH, *prompt)).tolist()
-    keys = draw_each(config.tokens_from, Stream.PROMPT_TOKENS, *prompt).tolist()
-    output_bits = draw_each(seed, Stream.OUTPUT_LENGTH, *position)
+    prompts = quantities(config.prompt_tokens, draw_array(seed, Stream.PROMPT_LENGTH, *prompt)).tolist()
+    keys = draw_array(config.tokens_from, Stream.PROMPT_TOKENS, *prompt).tolist()
+    output_bits = draw_array(seed, Stream.OUTPUT_LENGTH, *position)
     outputs = quantities(config.output_tokens or DEFAULT_OUTPUT, output_bits).tolist()
-    thinks = quantities(config.think_s or DEFAULT_THINK, draw_each(seed, Stream.THINK_TIME, *position), SECOND_US)
-    thinks[:, 0] = 0
-    pauses = (thinks / 1000).tolist()
+    think_us = quantities(config.think_s or DEFAULT_THINK, draw_array(seed, Stream.THINK_TIME, *position), SECOND_US)
+    think_us[:, 0] = 0
+    think_ms = (think_us / 1000).tolist()
     prefixes = draw_prefixes(config, groups)
     rows = zip(numbers.tolist(), due_us.tolist(), counts.tolist(), strict=True)
     for row, (number, due, length) in enumerate(rows):
-        shapes = [TurnShape(*turn) for turn in zip(prompts[row], keys[row], outputs[row], pauses[row], strict=True)]
+        shapes = [TurnShape(*turn) for turn in zip(prompts[row], keys[row], outputs[row], think_ms[row], strict=True)]
         yield SessionShape(number, None if due == CLOSED else due / 1000, *prefixes[row], shapes[:length])
 
 
-def draw_prefixes(config: LoadConfig, at: Positions) -> list[tuple[int | None, int]]:
+def draw_prefixes(config: LoadConfig, groups: Positions) -> list[tuple[int | None, int]]:
     none = np.zeros(1, dtype=np.uint64)
     if not config.prefix_count:
-        return [(None, int(draw_each(config.tokens_from, Stream.PREFIX_TOKENS, none)[0]))] * len(at)
+        return [(None, int(draw_array(config.tokens_from, Stream.PREFIX_TOKENS, none)[0]))] * len(groups)
     uniform = LengthDistribution(0, config.prefix_count - 1)
-    chosen = quantities(uniform, draw_each(config.seed, Stream.PREFIX_CHOICE, at))
-    keys = draw_each(config.tokens_from, Stream.PREFIX_TOKENS, chosen.astype(np.uint64))
+    chosen = quantities(uniform, draw_array(config.seed, Stream.PREFIX_CHOICE, groups))
+    keys = draw_array(config.tokens_from, Stream.PREFIX_TOKENS, chosen.astype(np.uint64))
     return list(zip(chosen.tolist(), keys.tolist(), strict=True))
 
 
 def dataset_sessions(config: LoadConfig, count: CountTokens) -> Iterator[DatasetSession]:
-    """A dataset's sessions in endless passes; or once, if the run ends with the dataset."""
+    """Sessions of a dataset in endless passes; one pass if the run ends with the dataset."""
     passes = _passes(config, count)
     return next(passes, iter(())) if config.once else chain.from_iterable(passes)
 
 
 def _passes(config: LoadConfig, count: CountTokens) -> Iterator[Iterator[DatasetSession]]:
-    """Endless passes over the dataset; raises InputError if it has no session."""
+    """Endless passes over the dataset. Raises InputError if it has no session."""
     path = config.dataset_path
     assert path is not None
     dataset, counter = DATASETS[config.dataset], count if config.output_tokens is None else None
@@ -179,24 +179,24 @@ def _passes(config: LoadConfig, count: CountTokens) -> Iterator[Iterator[Dataset
         first = next(entries, None)
         if first is None:
             raise InputError(
-                f"{path}: no session of {fewest} turns or more; expected a {config.dataset} dataset of some"
+                f"{path}: no session of {fewest} turns or more; expected a {config.dataset} dataset with such sessions"
             )
         yield chain([first], entries)
 
 
-def place_session(config: LoadConfig, entry: DatasetSession, number: int, due_us: int) -> SessionShape:
+def shape_session(config: LoadConfig, entry: DatasetSession, number: int, due_us: int) -> SessionShape:
     group = number // config.group_size
     prefix = below(draw(config.seed, Stream.PREFIX_CHOICE, group), config.prefix_count) if config.prefix_count else None
     seed = config.tokens_from
     prefix_key = draw(seed, Stream.PREFIX_TOKENS, prefix or 0)
     turns = [
-        _place_turn(config, turn, number, index, draw(seed, Stream.PROMPT_TOKENS, number if index else group, index))
+        _shape_turn(config, turn, number, index, draw(seed, Stream.PROMPT_TOKENS, number if index else group, index))
         for index, turn in enumerate(entry)
     ]
     return SessionShape(number, None if due_us == CLOSED else due_us / 1000, prefix, prefix_key, turns)
 
 
-def _place_turn(config: LoadConfig, turn: DatasetTurn, number: int, index: int, key: int) -> TurnShape:
+def _shape_turn(config: LoadConfig, turn: DatasetTurn, number: int, index: int, key: int) -> TurnShape:
     output, think_ms = turn.output_tokens, turn.think_ms
     if output is None or config.output_tokens is not None:
         lengths = config.output_tokens or DEFAULT_OUTPUT

@@ -1,1 +1,1 @@
-"""A run's parent and its shards, here or on other machines: started together, ended together, merged into one trace."""
+"""Parent of a run and its shards, local or on a Ray cluster: one t = 0, one end, one merged trace."""

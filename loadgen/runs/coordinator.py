@@ -1,4 +1,4 @@
-"""The parent of a run: workers started, the trace written or merged from their parts, progress shown, interrupts."""
+"""Parent of a run: starts workers, shows progress, handles interrupts, merges the shards' traces."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ import msgspec
 
 from loadgen.core.job import Job, Shard, add_shares
 from loadgen.core.settings import RunSettings
-from loadgen.runs.merging import merge_parts, part_of, parts_of
+from loadgen.runs.merging import merge_parts, part_path, part_paths
 from loadgen.runs.messages import Done, Failed, Progress, Ready, Setup
 from loadgen.runs.outcome import RunOutcome, is_answered, outcome_of
 from loadgen.runs.progress import RunProgress
@@ -30,16 +30,16 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """A job with its bounds."""
+    """Job with its limits: sessions, requests in flight, end."""
 
     settings: RunSettings
     job: Job
     meta: Meta
-    """The trace's header without its clock and digest."""
+    """Trace header without clock and workload digest."""
     sessions: int | None = None
     """Null: unknown, or without end."""
     parallel: int | None = None
-    """Most requests in flight; null: no limit."""
+    """Limit of requests in flight; null: no limit."""
     ends_s: float | None = None
     """Time of the last start; null: the job ends by itself."""
     empty: str = "nothing to send"
@@ -48,9 +48,10 @@ class RunConfig:
 
 
 def run_job(config: RunConfig) -> RunOutcome:
-    """Run the job until all has ended or a signal stops it; the trace is then complete.
+    """Run the job until all requests have ended or a signal stops it; the trace is then complete.
 
-    Raises InputError for an unusable target, trace or job, KeyboardInterrupt for a signal before t = 0 or a second one.
+    Raises InputError for an unusable target, trace or job, KeyboardInterrupt for a signal before t = 0 or a second
+    time.
     """
     refuse_earlier(config.settings)
     with host_of(config.settings) as host:
@@ -68,29 +69,29 @@ def host_of(settings: RunSettings) -> Iterator[Host]:
     if settings.ray is None:
         yield Host(WorkerProcess.start, usable_cores(), apart=False)
         return
-    from loadgen.runs.rayworkers import ray_host  # noqa: PLC0415 - the few who want it wait for it
+    from loadgen.runs.rayworkers import ray_host  # noqa: PLC0415 - imported only with --ray
 
     with ray_host(settings.ray) as host:
         yield host
 
 
 def refuse_earlier(settings: RunSettings) -> None:
-    """Raise InputError if the run would write over another's records."""
+    """Raise InputError if the run would overwrite records."""
     trace = settings.trace
     if settings.overwrite:
         return
-    if parts := parts_of(trace):
-        raise InputError(f"{parts[0]}: left by a run that was killed; expected another name, or --overwrite")
+    if parts := part_paths(trace):
+        raise InputError(f"{parts[0]}: left by a killed run; expected another name, or --overwrite")
     if trace.is_file() and (size := trace.stat().st_size):
         raise InputError(f"{trace}: already has {size} bytes; expected a new file, or --overwrite")
 
 
 def worker_count(config: RunConfig, cores: int) -> int:
-    """Never more than there are sessions, or requests allowed in flight."""
+    """Number of workers, limited by sessions and requests in flight."""
     wanted = cores if config.settings.procs is None else config.settings.procs
     count = min(bound for bound in (wanted, config.sessions, config.parallel) if bound is not None)
     if config.settings.ray is not None and count > cores:
-        raise InputError(f"--procs: {count} workers on {cores} cores; expected a Ray cluster with one for each")
+        raise InputError(f"--procs: {count} workers on {cores} cores; expected a Ray cluster with a core for each")
     return max(1, count)
 
 
@@ -102,7 +103,7 @@ class Run:
         self._count = count = worker_count(config, host.cores)
         self._in_parts = count > 1 or host.apart
         trace = config.settings.trace
-        self._parts = [part_of(trace, index) for index in range(count)] if self._in_parts else [trace]
+        self._parts = [part_path(trace, index) for index in range(count)] if self._in_parts else [trace]
         self._meta = config.meta
         if count > 1:
             self._meta = msgspec.structs.replace(config.meta, extra=config.meta.extra | {"workers": count})
@@ -111,13 +112,13 @@ class Run:
         self._stopped: str | None = None
 
     async def shown(self) -> list[Done | Failed]:
-        """Run to the end; return each worker's last message."""
+        """Run to the end; return the last message of each worker."""
         config = self._config
         async with Workers(self._count, self._host) as workers:
             with interrupted(workers):
                 ready = await workers.ready(self._setups())
                 self._where = [link.where for link in workers.links]
-                self._make_room()
+                self._remove_overwritten()
                 zero_ns, self._meta = workers.go(self._header(ready))
                 progress = RunProgress(
                     zero_ns,
@@ -126,7 +127,7 @@ class Run:
                     last_send_s=last_send_s(ready, config.ends_s),
                     stopping=lambda: workers.stopping,
                 )
-                # Imported while the workers work: rich takes longer to load than the run to start.
+                # Imported while the workers run: rich takes longer to load than the run to start.
                 from loadgen.runs.view import watched  # noqa: PLC0415
 
                 warning = UnreportedWarning(config.unreported)
@@ -140,7 +141,7 @@ class Run:
         """Complete the trace. Raises InputError if a worker failed because of the input."""
         trace = self._config.settings.trace
         refused = next((word.text for word in words if isinstance(word, Failed) and word.is_input), None)
-        if refused is not None and not self._in_parts:  # what is there may be another run's
+        if refused is not None and not self._in_parts:  # the file may belong to another run
             raise InputError(refused)
         outcome = outcome_of(words, self._parts, where=self._where, digest=self._digest, stopped=self._stopped)
         if self._in_parts:
@@ -153,22 +154,22 @@ class Run:
         if reason:
             print(printable(f"the engine refuses: {reason}"), file=sys.stderr)
         if trace.is_file() and not is_answered(outcome):
-            trace.unlink()  # so that the corrected command has its name
-            return replace(outcome, kept=False)
+            trace.unlink()  # so that a corrected command can use the name
+            return replace(outcome, has_trace=False)
         return outcome
 
     def _with_delays(self, words: Sequence[Done | Failed]) -> Meta:
-        loop_ms, settle_ms = array("d"), array("d")
+        loop_ms, follow_up_ms = array("d"), array("d")
         for word in words:
             if isinstance(word, Done):
                 loop_ms += word.loop_delay_ms
-                settle_ms += word.settle_delay_ms
-        return with_delays(self._meta, loop_ms, settle_ms)
+                follow_up_ms += word.follow_up_delay_ms
+        return with_delays(self._meta, loop_ms, follow_up_ms)
 
     def warn_of_parts(self) -> None:
         left = [str(part) for part in self._parts if part.exists()]
-        if left and self._where:  # nothing is recorded before they are all ready
-            print(f"warning: left as recorded so far: {', '.join(left)}", file=sys.stderr)
+        if left and self._where:  # no records before all workers are ready
+            print(f"warning: incomplete traces left: {', '.join(left)}", file=sys.stderr)
 
     def _setups(self) -> list[Setup]:
         config, shards = self._config, [Shard(index, self._count) for index in range(self._count)]
@@ -179,41 +180,41 @@ class Run:
                 shard=shard,
                 trace=part,
                 overwrite=config.settings.overwrite or self._in_parts,
-                parallel=shard.part_of(config.parallel),
+                parallel=shard.share_of(config.parallel),
             )
             for shard, part in zip(shards, self._parts, strict=True)
         ]
 
     def _header(self, ready: Sequence[Ready]) -> Meta:
-        """The header, after the workers have drawn the load. Raises InputError for an empty load."""
+        """Trace header, after the workers have drawn the load. Raises InputError for an empty load."""
         if planned_by(ready) == 0:
             raise InputError(self._config.empty)
-        self._digest = add_shares([each.digest_share for each in ready])
+        self._digest = add_shares([worker.digest_share for worker in ready])
         workload = msgspec.structs.replace(self._meta.workload or Workload(), digest=self._digest)
         return msgspec.structs.replace(self._meta, workload=workload)
 
-    def _make_room(self) -> None:
-        """Remove the files to be overwritten, so that none is read as a part of this run."""
+    def _remove_overwritten(self) -> None:
+        """Remove the files to be overwritten, so that none is read as a shard of this run."""
         if self._config.settings.overwrite and self._in_parts:
-            for path in [*parts_of(self._config.settings.trace), self._config.settings.trace]:
+            for path in [*part_paths(self._config.settings.trace), self._config.settings.trace]:
                 path.unlink(missing_ok=True)
 
 
 def planned_by(ready: Sequence[Ready]) -> int | None:
-    """Requests of all workers; null: unknown to some worker."""
-    planned = [each.planned for each in ready]
+    """Planned requests of all workers; null: unknown to some worker."""
+    planned = [worker.planned for worker in ready]
     return None if None in planned else sum(count for count in planned if count is not None)
 
 
 def last_send_s(ready: Sequence[Ready], ends_s: float | None) -> float | None:
     """Time of the last send by the plan, or by the run's duration; null: responses decide."""
-    planned = [each.last_send_ms / 1e3 for each in ready if each.last_send_ms is not None]
+    planned = [worker.last_send_ms / 1e3 for worker in ready if worker.last_send_ms is not None]
     return max(planned) if planned and len(planned) == len(ready) else ends_s
 
 
 @dataclass(slots=True)
 class UnreportedWarning:
-    """Warning, once, that completed requests came without cached tokens: the run need not go on to its end."""
+    """Warning, printed once, that responses have no cached tokens: the user can stop the run early."""
 
     text: str
     over: bool = False
@@ -228,8 +229,8 @@ class UnreportedWarning:
 def _handle(
     workers: Workers, progress: RunProgress, unreported: UnreportedWarning, index: int, word: Progress | Done | Failed
 ) -> None:
-    """End a run if the engine refuses every request, which no single worker can see."""
-    progress.hear(index, word)
+    """Update the progress; stop the run if the engine refuses every request, which no single worker can see."""
+    progress.receive(index, word)
     unreported.update(progress)
     if progress.only_refusals():
         workers.stop("refused")
@@ -237,7 +238,7 @@ def _handle(
 
 @contextlib.contextmanager
 def interrupted(workers: Workers) -> Iterator[None]:
-    """Ctrl-C or SIGTERM stops a begun run; before t = 0 and the second time, it ends at once."""
+    """Ctrl-C or SIGTERM stops a started run; before t = 0 and the second time, it ends at once."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None  # within a coroutine
 
@@ -258,14 +259,14 @@ def interrupted(workers: Workers) -> Iterator[None]:
 
 
 def announce(command: str, words: Iterable[str], notes: Iterable[str]) -> None:
-    """Print both on stderr."""
+    """Print the start line and notes on stderr."""
     print(f"{command}: {' · '.join(words)}", file=sys.stderr)
     for note in notes:
         print(f"{command}: note: {note}", file=sys.stderr, flush=True)
 
 
 def tokenizer_words(tokenizer: str | None, unknown: str | None) -> str:
-    """Return the part on the prompts' tokens; ``unknown``: reason why no tokenizer proves their lengths."""
+    """Return the start line's part on prompt tokens; ``unknown``: reason why their counts cannot be verified."""
     if tokenizer is None:
-        return f"prompts of text, lengths unproven ({unknown})"
-    return "prompts of token ids" if tokenizer == "ids" else f"tokenizer {tokenizer}"
+        return f"text prompts, token counts not verified ({unknown})"
+    return "token-id prompts" if tokenizer == "ids" else f"tokenizer {tokenizer}"

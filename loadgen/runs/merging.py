@@ -1,7 +1,7 @@
-"""Workers' parts as one trace: in finish order, under one header, with requests in flight counted over all of them.
+"""Workers' traces merged into one trace: in finish order, one header, requests in flight counted over all workers.
 
-Each worker writes its own trace (``run.jsonl.part0.jsonl``). The merged trace replaces the target once it is on the
-disk; then the parts are removed. Lines pass through unchanged: memory holds two numbers for each request.
+Each worker writes its trace (``run.jsonl.part0.jsonl``). The merged trace replaces the target once it is on disk; then
+the parts are removed. Lines pass through unchanged: memory holds two numbers a request.
 """
 
 import heapq
@@ -21,11 +21,11 @@ from tracefile.storage.lines import LineReader
 from tracefile.storage.output import refuse_inputs
 
 CONCURRENCY = re.compile(rb'"concurrency":\d+')
-"""The record's own field: known fields come first, and quotes within values are escaped."""
+"""First match is the record's field: known fields come first, and quotes within values are escaped."""
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Times of a request, from its line."""
+    """Arrival and E2E latency of a request, from its line."""
 
     arrival_ms: float | None = None
     e2e_ms: float | None = None
@@ -34,21 +34,21 @@ class Times(msgspec.Struct, frozen=True):
 _times = msgspec.json.Decoder(Times)
 
 
-def part_of(trace: Path, worker: int) -> Path:
+def part_path(trace: Path, worker: int) -> Path:
     return trace.with_name(f"{trace.name}.part{worker}.jsonl")
 
 
-def parts_of(trace: Path) -> list[Path]:
+def part_paths(trace: Path) -> list[Path]:
     named = re.compile(re.escape(trace.name) + r"\.part(\d+)\.jsonl")
-    found = ((named.fullmatch(path.name), path) for path in trace.parent.iterdir()) if trace.parent.is_dir() else ()
-    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+    matches = ((named.fullmatch(path.name), path) for path in trace.parent.iterdir()) if trace.parent.is_dir() else ()
+    return [path for _, path in sorted((int(match[1]), path) for match, path in matches if match)]
 
 
 def refuse_lost_inputs(trace: Path, inputs: Iterable[Path | None]) -> None:
-    """Raise InputError if a run that writes ``trace`` would write over one of the files that it reads."""
-    given = [path for path in inputs if path is not None]
-    for path in (trace, *parts_of(trace)):
-        refuse_inputs(path, given)
+    """Raise InputError if a run that writes ``trace`` would overwrite one of its input files."""
+    paths = [path for path in inputs if path is not None]
+    for path in (trace, *part_paths(trace)):
+        refuse_inputs(path, paths)
 
 
 def merge_parts(trace: Path, parts: Sequence[Path], meta: Meta) -> int:
@@ -66,7 +66,7 @@ def merge_parts(trace: Path, parts: Sequence[Path], meta: Meta) -> int:
 
 
 class InFlight:
-    """Number of requests in flight at a time, over all parts."""
+    """Requests in flight at a time (the engine's batch and queue), over all parts."""
 
     def __init__(self, arrivals_ms: Iterable[float], ends_ms: Iterable[float]) -> None:
         self._arrivals_ms = array("d", sorted(arrivals_ms))
@@ -86,12 +86,12 @@ class InFlight:
         """Requests in flight at this arrival, itself included; null: arrival unknown."""
         if times.arrival_ms is None or times.e2e_ms is None:
             return None
-        gone = bisect_right(self._ends_ms, times.arrival_ms) - (times.e2e_ms == 0.0)
-        return bisect_right(self._arrivals_ms, times.arrival_ms) - gone
+        ended = bisect_right(self._ends_ms, times.arrival_ms) - (times.e2e_ms == 0.0)
+        return bisect_right(self._arrivals_ms, times.arrival_ms) - ended
 
 
 def record_lines(part: Path) -> Iterator[bytes]:
-    """Lines of a part's records, without a torn last one."""
+    """Record lines of a part, without a torn last line."""
     if not part.exists():
         return
     with LineReader(part) as lines:
@@ -102,18 +102,18 @@ def record_lines(part: Path) -> Iterator[bytes]:
 
 def _write_all(file: TraceFile, parts: Sequence[Path], meta: Meta, in_flight: InFlight) -> int:
     file.add(encode_meta(meta))
-    count = 0
+    records = 0
     for _, times, line in heapq.merge(*map(_timed_lines, parts), key=lambda timed: timed[0]):
-        now = in_flight.at_arrival(times)
-        file.add((line if now is None else CONCURRENCY.sub(b'"concurrency":%d' % now, line, count=1)) + b"\n")
-        count += 1
+        count = in_flight.at_arrival(times)
+        file.add((line if count is None else CONCURRENCY.sub(b'"concurrency":%d' % count, line, count=1)) + b"\n")
+        records += 1
         if file.failing:
             file.drain()
-    return count
+    return records
 
 
 def _timed_lines(part: Path) -> Iterator[tuple[float, Times, bytes]]:
-    """Lines with their end times; a line of unknown end stays in its place."""
+    """Lines with their end times; a line without an end keeps its position."""
     ended_ms = 0.0
     for line in record_lines(part):
         times = _times.decode(line)

@@ -1,6 +1,6 @@
 """Messages between a run's parent and its workers: Setup, Ready, Go, Progress …, Done; Stop at any time.
 
-They are pickled: both ends are this program, started by the same user.
+Pickled: both ends are this program, started by the same user.
 """
 
 import pickle
@@ -16,16 +16,16 @@ from tracefile.records.schema import Meta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Parent → worker, first: all that it needs to open its part and its connections.
+    """Parent → worker, first: data to open its shard and its connections.
 
-    Its secrets travel over the socket between the processes, never as arguments.
+    Secrets travel over the socket between the processes, never as arguments.
     """
 
     settings: RunSettings
     job: Job
     shard: Shard
     trace: Path
-    """The trace itself, or this worker's part of it."""
+    """The run's trace, or this worker's part of it."""
     overwrite: bool = False
     """True if a file at ``trace`` may be replaced."""
     parallel: int | None = None
@@ -33,18 +33,18 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Worker → parent: opened and connected."""
+    """Worker → parent: shard opened, engine connected."""
 
     digest_share: int
     planned: int | None
     """Null: unknown."""
     last_send_ms: float | None = None
-    """Time of the plan's last send. Null: responses decide."""
+    """Planned time of the last send. Null: responses decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Parent → worker: t = 0 is then."""
+    """Parent → worker: time of t = 0."""
 
     t0_ns: int | None
     """On the machine's ``perf_counter_ns``; null: the worker is on another machine."""
@@ -55,14 +55,14 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Parent → worker: send nothing more, abort what is in flight, record it, and be done."""
+    """Parent → worker: send nothing more, abort and record the requests in flight, end."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Worker → parent, four times a second. Counts are totals; samples are those since the last Progress."""
+    """Worker → parent, four times a second: total counts, and latency samples since the last Progress."""
 
     counts: Counts
     recent: Recent
@@ -70,26 +70,26 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Worker → parent, last: all has ended, and the worker's trace is complete."""
+    """Worker → parent, last: all requests have ended, the worker's trace is complete."""
 
     tally: LiveCounts
     findings: dict[str, int]
     stopped: str | None
-    """Null: not cut short."""
+    """Null: not interrupted."""
     seconds: float
     """From t = 0 to the last end."""
     cpu_s: float
     loop_delay_ms: "array[float]" = field(default_factory=lambda: array("d"))
-    """Lateness of a timer, twenty times a second: the delay of a read's time stamp."""
-    settle_delay_ms: "array[float]" = field(default_factory=lambda: array("d"))
-    """From responses' ends until what follows them was planned."""
+    """Event-loop delay in ms, sampled 20 times a second: error of read time stamps."""
+    follow_up_delay_ms: "array[float]" = field(default_factory=lambda: array("d"))
+    """Delay from a response's end until its follow-up is planned."""
     reason: str = ""
-    """The engine's words for the first request that it refused; never written."""
+    """The engine's message for the first refused request; never written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Worker → parent, last: it could not be run, or no further."""
+    """Worker → parent, last: the worker could not start, or could not continue."""
 
     text: str
     is_input: bool

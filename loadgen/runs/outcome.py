@@ -1,4 +1,4 @@
-"""Outcome of a run, from the last messages of its workers and, for a worker that died, from its records."""
+"""Outcome of a run, from the last messages of its workers or, for a dead worker, from its records."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """Outcome of a run."""
+    """Outcome of a run: counts of requests and tokens, failures, CPU time."""
 
     tally: LiveCounts
     findings: dict[str, int]
     digest: str
-    """Workload's: equal digests, equal planned traffic."""
+    """Of the workload; equal digests: equal planned requests."""
     stopped: str | None
-    """SIGINT, SIGTERM, refused, or a failed worker; null: not cut short."""
+    """SIGINT, SIGTERM, refused, or a failed worker; null: not interrupted."""
     failures: list[str]
     seconds: float
     """From t = 0 to the last end."""
     cpu_s: list[tuple[str, float]]
-    """Place and CPU time of each worker."""
-    kept: bool = True
-    """False: the engine answered no request, so that the trace was removed."""
+    """Name and CPU time of each worker."""
+    has_trace: bool = True
+    """False: the engine answered no request, and the trace was removed."""
 
 
 def outcome_of(
@@ -38,9 +38,9 @@ def outcome_of(
 ) -> RunOutcome:
     tally, findings, seconds = LiveCounts(), Counter[str](), 0.0
     for word, part in zip(words, parts, strict=True):
-        of_worker, its_s = (word.tally, word.seconds) if isinstance(word, Done) else recorded(part)
+        of_worker, end_s = (word.tally, word.seconds) if isinstance(word, Done) else recorded(part)
         tally.merge(of_worker)
-        seconds = max(seconds, its_s)
+        seconds = max(seconds, end_s)
         findings.update(word.findings if isinstance(word, Done) else {})
     return RunOutcome(
         tally=tally,
@@ -50,13 +50,13 @@ def outcome_of(
         failures=[f"worker {index}: {word.text}" for index, word in enumerate(words) if isinstance(word, Failed)],
         seconds=seconds,
         cpu_s=[
-            (place, word.cpu_s if isinstance(word, Done) else 0.0) for place, word in zip(where, words, strict=True)
+            (process, word.cpu_s if isinstance(word, Done) else 0.0) for process, word in zip(where, words, strict=True)
         ],
     )
 
 
 def is_answered(outcome: RunOutcome) -> bool:
-    """True unless every request that ended was refused, or could not connect, or was aborted because of the others."""
+    """False if every ended request was refused, could not connect, or was aborted because of such requests."""
     tally = outcome.tally
     unanswered = sum(count for kind, count in tally.errors.items() if kind.startswith(("http_", "connect_")))
     if outcome.stopped == "refused":
@@ -65,7 +65,7 @@ def is_answered(outcome: RunOutcome) -> bool:
 
 
 def recorded(part: Path) -> tuple[LiveCounts, float]:
-    """LiveCounts of a worker that died, from its records, and the end of the last one in seconds."""
+    """Counts of a dead worker from its records, and its last end in seconds."""
     tally, decoder, seconds = LiveCounts(), KvtapeDecoder(Meta()), 0.0
     for line in record_lines(part):
         record = decoder.decode_without_faults(line, str(part))
@@ -76,7 +76,7 @@ def recorded(part: Path) -> tuple[LiveCounts, float]:
 
 
 def exit_code(outcome: RunOutcome) -> int:
-    """1 if a process died or nothing ended well; 130 if cut short."""
+    """1 if a process died or no request succeeded; 130 if interrupted."""
     if outcome.failures:
         return 1
     if outcome.stopped is not None:

@@ -1,4 +1,4 @@
-"""Progress of a run: its state at one moment, from the reports of its workers."""
+"""Progress of a run: counts, throughput and latencies at one moment, from the reports of its workers."""
 
 import time
 from collections import deque
@@ -16,11 +16,11 @@ Quantiles = tuple[float, float] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A run at one moment. Counts are from its start; rates and quantiles are of the last 10 s, over all workers."""
+    """Status of a run. Counts: since its start. Throughput and latency quantiles: last 10 s, over all workers."""
 
     elapsed_s: float
     remaining_s: float | None
-    """To the end, by the plan's last send and the pace of the complete run; null: unknown."""
+    """Seconds to the end, by the plan's last send and the mean rate of the run; null: unknown."""
     stopping: str | None
     planned: int | None
     counts: Counts
@@ -32,13 +32,13 @@ class Status:
 
     @property
     def hit_rate(self) -> float | None:
-        """Cached over prompt tokens, where reported; null: never."""
+        """Prefix hit rate: cached over prompt tokens, where reported; null: never."""
         counts = self.counts
         return counts.cached_tokens / counts.looked_up_tokens if counts.looked_up_tokens else None
 
 
 class RecentWindow:
-    """Samples of the last ``WINDOW_S``, in memory that does not grow with the load."""
+    """Latency samples of the last ``WINDOW_S``, in memory that does not grow with the load."""
 
     def __init__(self) -> None:
         self.total = Recent()
@@ -56,7 +56,7 @@ class RecentWindow:
 
 
 class RateWindow:
-    """Growth rate of a count over the last ``WINDOW_S``."""
+    """Rate of a count (requests, output tokens) over the last ``WINDOW_S``."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque([(0.0, 0)])
@@ -89,7 +89,7 @@ class RunProgress:
         self._recent = RecentWindow()
         self._sent, self._tokens = RateWindow(), RateWindow()
 
-    def hear(self, worker: int, message: Progress | Done | Failed) -> None:
+    def receive(self, worker: int, message: Progress | Done | Failed) -> None:
         now_s = self.elapsed_s()
         if isinstance(message, Progress):
             self._counts[worker] = message.counts
@@ -103,8 +103,8 @@ class RunProgress:
 
     def status(self) -> Status:
         now_s, counts = self.elapsed_s(), Counts()
-        for each in self._counts:
-            counts.add_counts(each)
+        for counts_of_worker in self._counts:
+            counts.add_counts(counts_of_worker)
         self._recent.forget(now_s)
         ttft, itl, lag = map(_p50_p99, self._recent.total.samples)
         return Status(
@@ -137,8 +137,8 @@ def remaining_s(
 ) -> float | None:
     """Return seconds to the end; null: unknown.
 
-    Sends still to come take until the last of them, by the plan. Other requests take the pace of the complete run,
-    which does not jump as that of the last seconds does. While few have ended, half of those started count as ended.
+    Unsent requests take until the planned last send. The rest take the mean rate of the run, which is steadier than
+    that of the last seconds. While few have ended, half of the started requests count as ended.
     """
     to_send_s = 0.0 if last_send_s is None else max(last_send_s - now_s, 0.0)
     left = started - ended if planned is None or to_send_s else planned - ended

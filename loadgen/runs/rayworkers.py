@@ -1,6 +1,6 @@
-"""A run's workers on the machines of a Ray cluster (``--ray ADDRESS``): the same workers behind the same messages.
+"""Workers of a run on the machines of a Ray cluster (``--ray ADDRESS``): same workers, same messages.
 
-Each machine's wall clock is compared with this one's before the start, and t = 0 is sent in its own time.
+Each machine's wall clock is compared with the local clock before the start, and t = 0 is sent in its time.
 """
 
 import asyncio
@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.runs.messages import Failed, FromParent, FromWorker, Setup
-from loadgen.runs.workers import Hear, Host, WorkerProcess
+from loadgen.runs.workers import Host, OnMessage, WorkerProcess
 from tracefile.commandline.parser import VERSION
 from tracefile.commandline.workers import ray_cluster, ray_error, ray_fault, require_version
 from tracefile.records.errors import InputError
 
 START_TIMEOUT_S = 120.0
-"""Longest start of an actor, which may need a new worker."""
-CLOCK_QUESTIONS = 10
+"""Maximum start time of an actor, which may need a new worker."""
+CLOCK_SAMPLES = 10
 
 
 @contextlib.contextmanager
 def ray_host(address: str) -> Iterator[Host]:
-    """Machines of a cluster; raises InputError if it cannot be reached, or Ray is not installed."""
+    """Machines of a cluster. Raises InputError if it cannot be reached, or Ray is not installed."""
     with ray_cluster(address) as ray:
         actor_class = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(WorkerActor)
         yield Host(partial(RayWorker.start, actor_class.remote), int(ray.cluster_resources().get("CPU", 0)), apart=True)
@@ -36,20 +36,20 @@ def ray_host(address: str) -> Iterator[Host]:
 class RayWorker:
     """Worker behind a Ray actor."""
 
-    def __init__(self, actor: Any, where: str, ahead_ns: int, hear: Hear) -> None:
+    def __init__(self, actor: Any, where: str, ahead_ns: int, on_message: OnMessage) -> None:
         self.where = where
         self.ahead_ns: int | None = ahead_ns
         self._actor = actor
-        self._hear = hear
-        self._hearing = asyncio.create_task(self._listen())
+        self._on_message = on_message
+        self._listening = asyncio.create_task(self._listen())
 
     @classmethod
-    async def start(cls, actor_of: Callable[[], Any], hear: Hear) -> "RayWorker":
-        """Raises InputError if the cluster cannot, or has another kvtape version."""
+    async def start(cls, actor_of: Callable[[], Any], on_message: OnMessage) -> "RayWorker":
+        """Raises InputError if the cluster cannot start it, or has another kvtape version."""
         actor = actor_of()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                where, theirs = await actor.start.remote()
+                where, version = await actor.start.remote()
                 ahead_ns = await clock_ahead_ns(actor.clock.remote)
         except TimeoutError:
             raise InputError(
@@ -57,8 +57,8 @@ class RayWorker:
             ) from None
         except ray_error() as error:
             raise ray_fault(error) from None
-        require_version(theirs, where)
-        return cls(actor, where, ahead_ns, hear)
+        require_version(version, where)
+        return cls(actor, where, ahead_ns, on_message)
 
     def send(self, message: FromParent) -> None:
         self._actor.send.remote(message)
@@ -72,26 +72,26 @@ class RayWorker:
         self._actor.kill.remote()
 
     async def close(self) -> None:
-        self._hearing.cancel()
+        self._listening.cancel()
         with contextlib.suppress(ray_error()):
             await self._actor.close.remote()
 
     async def _listen(self) -> None:
         try:
             while True:
-                self._hear(await self._actor.hear.remote())
+                self._on_message(await self._actor.receive.remote())
         except ray_error() as error:
             reason = str(error).strip().splitlines()[0]
-            self._hear(Failed(f"{self.where}: its Ray actor is gone: {reason}", is_input=False))
+            self._on_message(Failed(f"{self.where}: its Ray actor is gone: {reason}", is_input=False))
 
 
 async def clock_ahead_ns(their_clock: Callable[[], Awaitable[int]], clock: Callable[[], int] = time.time_ns) -> int:
-    """Return how far another wall clock is ahead of this one, by the quickest of several exchanges.
+    """Return the offset of another wall clock from the local clock, by the exchange with the lowest latency.
 
     The error is at most half of its round trip.
     """
     offsets: list[tuple[int, int]] = []
-    for _ in range(CLOCK_QUESTIONS):
+    for _ in range(CLOCK_SAMPLES):
         before_ns = clock()
         theirs_ns = await their_clock()
         after_ns = clock()
@@ -100,7 +100,7 @@ async def clock_ahead_ns(their_clock: Callable[[], Awaitable[int]], clock: Calla
 
 
 class WorkerActor:
-    """Worker process and its part of the trace, kept on this machine until it is fetched."""
+    """Worker process and its part of the trace, stored on its machine until it is fetched."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvtape-worker-")
@@ -119,7 +119,7 @@ class WorkerActor:
         assert self._worker is not None  # started first
         self._worker.send(replace(message, trace=self._part) if isinstance(message, Setup) else message)
 
-    async def hear(self) -> FromWorker:
+    async def receive(self) -> FromWorker:
         """Wait for the worker's next message."""
         return await self._messages.get()
 

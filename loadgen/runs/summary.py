@@ -1,5 +1,6 @@
-"""Summary of a run for terminal and JSON: its trace's metrics, and the client's own fitness."""
+"""Summary of a run for terminal and JSON: metrics of its trace, and load of the client."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ SHORT_S = 2.0
 
 
 class ProcessUse(msgspec.Struct, frozen=True):
-    """CPU use of one process of the client."""
+    """CPU use of one client process."""
 
     process: str
     """``worker 0`` …"""
@@ -33,15 +34,15 @@ class ProcessUse(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of a run; null where there is no sample."""
+    """Summary of a run: requests, tokens, latency and throughput metrics; null where there is no sample."""
 
     pattern: str
     trace: str
-    """File that was written. Empty: none, as no request was answered."""
+    """Written file. Empty: none, because no request was answered."""
     digest: str
-    """Workload's: equal digests, equal planned traffic."""
+    """Of the workload; equal digests: equal planned requests."""
     interrupted: str | None
-    """Reason; null: not cut short."""
+    """Reason; null: not interrupted."""
     failures: list[str]
     seconds: float
     sent: int
@@ -49,13 +50,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, int]
     """By kind."""
     metrics: TraceMetrics | None
-    """Of the whole trace, as ``report show`` has them. Null: there is none."""
+    """Of the complete trace, as in ``report show``. Null: no trace."""
     client_cpu: float
     """CPU time of all processes over the run's length, in cores."""
     processes: list[ProcessUse]
     findings: dict[str, int]
     prompt_check: PromptTokenReport | None = None
-    """Check of prompts in the target's tokens; null: not checked."""
+    """Check of prompt tokens against the plan; null: not checked."""
     counters_before: PrefixCounters | None
     counters_after: PrefixCounters | None
     """The engine's prefix cache counters, in tokens."""
@@ -63,18 +64,18 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """Run that was sent: its outcome, and the summary with the metrics of its trace."""
+class RunResult:
+    """Result of a run: its outcome, and the summary with the latency and throughput metrics of its trace."""
 
     outcome: RunOutcome
     summary: Summary
-    lacking: InputError | None = None
-    """Error of an SLO on a metric that the trace lacks: raised once everything else is told."""
+    missing_metric: InputError | None = None
+    """Error of an SLO on a metric that the trace lacks: raised after the summary is printed."""
 
     def exit_code(self) -> int:
-        """Return 1 if nothing ended well or an SLO is missed, 130 if cut short, else 0; raises ``lacking``."""
-        if self.lacking is not None:
-            raise self.lacking
+        """1 if no request succeeded or an SLO is missed, 130 if interrupted, else 0; raises ``missing_metric``."""
+        if self.missing_metric is not None:
+            raise self.missing_metric
         metrics = self.summary.metrics
         missed = metrics is not None and not all(slo.met for slo in metrics.slos)
         return exit_code(self.outcome) or int(missed)
@@ -88,20 +89,20 @@ def end_run(
     facts: tuple[EngineFacts, EngineFacts],
     notes: list[str],
     prompt_check: PromptTokenReport | None = None,
-) -> Ending:
-    """Measure the run's trace and sum the run up. ``facts``: the engine's before and after it."""
+) -> RunResult:
+    """Measure latency and throughput of the run's trace. ``facts``: of the engine before and after the run."""
     trace = settings.trace
-    run = load_run(trace.name, trace, named=False, reuse=True) if outcome.tally.ended and outcome.kept else None
-    metrics, lacking = None, None
+    run = load_run(trace.name, trace, named=False, reuse=True) if outcome.tally.ended and outcome.has_trace else None
+    metrics, missing_metric = None, None
     try:
         metrics = None if run is None else measure_run(run, slos=settings.slos)
     except InputError as error:
-        metrics, lacking = None if run is None else measure_run(run), error
+        metrics, missing_metric = None if run is None else measure_run(run), error
     tally, processes = outcome.tally, processes_of(outcome)
     most = facts[0].engine.max_model_len
     summary = Summary(
         pattern=pattern,
-        trace=str(trace) if outcome.kept else "",
+        trace=str(trace) if outcome.has_trace else "",
         digest=outcome.digest,
         interrupted=outcome.stopped,
         failures=outcome.failures,
@@ -118,7 +119,7 @@ def end_run(
         counters_after=facts[1].counters,
         notes=[*busy_notes(processes, outcome.seconds), *length_notes(run, outcome, most), *notes],
     )
-    return Ending(outcome, summary, lacking)
+    return RunResult(outcome, summary, missing_metric)
 
 
 def length_notes(run: Run | None, outcome: RunOutcome, most: int | None) -> list[str]:
@@ -126,8 +127,8 @@ def length_notes(run: Run | None, outcome: RunOutcome, most: int | None) -> list
     refused = outcome.tally.errors["http_400"]
     if run is None or most is None or not refused:
         return []
-    asked = np.maximum(run.prompt_tokens, run.planned_prompt_tokens) + run.max_tokens
-    longer = min(int(((run.status == STATUSES.index("error")) & (asked > most)).sum()), refused)
+    requested = np.maximum(run.prompt_tokens, run.planned_prompt_tokens) + run.max_tokens
+    longer = min(int(((run.status == STATUSES.index("error")) & (requested > most)).sum()), refused)
     reason = f"longer than the engine's max_model_len of {most:,} tokens, prompt and output together"
     return [f"{longer} of {refused} requests refused with HTTP 400 are {reason}"] if longer else []
 
@@ -143,7 +144,7 @@ def processes_of(outcome: RunOutcome) -> list[ProcessUse]:
 
 def busy_notes(processes: Sequence[ProcessUse], seconds: float) -> list[str]:
     return [
-        f"client busy: its {process.process} used {process.cpu:.0%} of a core; give it less load, or more --procs"
+        f"client busy: {process.process} used {process.cpu:.0%} of a core; use less load or more --procs"
         for process in processes
         if process.cpu > CPU_LIMIT and seconds > SHORT_S
     ]
@@ -151,30 +152,30 @@ def busy_notes(processes: Sequence[ProcessUse], seconds: float) -> list[str]:
 
 def summary_lines(summary: Summary, more: Sequence[str] = ()) -> list[str]:
     """Lines for a terminal; ``more``: lines of the command."""
-    ended = ", ".join(f"{count} {status}" for status, count in sorted(summary.statuses.items()))
-    lines = [
-        f"{summary.pattern}: {summary.sent} sent in {summary.seconds:.1f} s: {ended or 'none ended'}"
-        + (f"; cut short ({summary.interrupted})" if summary.interrupted else ""),
-    ]
+    ok = summary.statuses.get("ok", 0)
+    others = "".join(f", {count} {status}" for status, count in sorted(summary.statuses.items()) if status != "ok")
+    verdict = f"stopped ({summary.interrupted})" if summary.interrupted else "done" if ok else "FAILED"
+    lines = [f"{verdict}: {ok} of {summary.sent} requests ok in {summary.seconds:.1f} s{others} ({summary.pattern})"]
     lines += [f"  FAILED: {failure}" for failure in summary.failures]
     if summary.errors:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(summary.errors.items()))
         lines.append(f"  errors              {kinds}")
     lines += [f"  {line}" for line in (*_counted(summary), *more)]
     lines += [f"  note: {note}" for note in summary.notes]
-    return lines if summary.metrics is None else [*lines, *metric_lines(summary.metrics)]
+    lines += [] if summary.metrics is None else metric_lines(summary.metrics)
+    return [*lines, f"next: report show {shlex.quote(summary.trace)}"] if summary.trace else lines
 
 
 def _counted(summary: Summary) -> list[str]:
     busiest = max((process.cpu for process in summary.processes), default=0.0)
-    held = "" if summary.metrics is None else f"; {summary.metrics.client.held} queued by the concurrency limit"
+    queued = "" if summary.metrics is None else f"; {summary.metrics.client.held} queued by the concurrency limit"
     lines = [
-        f"client              {busiest:.0%} of a core{held}",
+        f"client              {busiest:.0%} of a core{queued}",
         f"trace               {summary.trace or 'none: no request was answered'}",
         f"workload            {summary.digest}",
     ]
     before, after = summary.counters_before, summary.counters_after
     if before is not None and after is not None:
         hits, queries = after.hits - before.hits, after.queries - before.queries
-        lines.append(f"engine's counters   {hits} of {queries} tokens looked up were hits")
+        lines.append(f"prefix cache        {hits} of {queries} tokens hit (engine counters)")
     return lines

@@ -1,4 +1,4 @@
-"""A run as people watch it: a live panel on a terminal, elsewhere a progress line at an interval."""
+"""Display of a run: a live panel on a terminal, elsewhere a progress line every 10 s; throughput, TTFT, ITL."""
 
 import asyncio
 import contextlib
@@ -18,16 +18,16 @@ from tracefile.commandline.progress import clock
 LIVE_INTERVAL_S = 0.25
 LINE_INTERVAL_S = 10.0
 WIDE, MEDIUM = 80, 54
-"""Least columns for three, or two, groups side by side."""
+"""Minimum columns for three, or two, groups side by side."""
 
 STEADY = 7
-"""Least width of a number, so that others do not move while it grows."""
+"""Minimum width of a number, so that columns do not move while it grows."""
 
 Row = tuple[str, Text]
 
 
 class View:
-    """A status, drawn for whatever width there is."""
+    """Panel of a status (counts, throughput, latency quantiles), drawn for the available width."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -67,7 +67,7 @@ def _headline(status: Status) -> Text:
     if status.remaining_s is not None:
         text.append(f"  {clock(status.remaining_s)} left", style="not bold")
     if status.stopping is not None:
-        text.append(f"  {status.stopping}: recording what is in flight; once more leaves at once", style="yellow")
+        text.append(f"  {status.stopping}: recording requests in flight; again to quit at once", style="yellow")
     return text
 
 
@@ -123,21 +123,21 @@ def _side_by_side(groups: Sequence[Sequence[Row]]) -> Table:
         grid.add_column(no_wrap=True, overflow="ellipsis", min_width=STEADY)
     for line in range(max(map(len, groups))):
         cells = [group[line] if line < len(group) else ("", Text()) for group in groups]
-        grid.add_row(*(part for cell in cells for part in cell))
+        grid.add_row(*(text for cell in cells for text in cell))
     return grid
 
 
 @contextlib.asynccontextmanager
 async def watched(progress: RunProgress) -> AsyncIterator[None]:
-    """Show the run's progress on stderr meanwhile."""
+    """Show the run's progress on stderr, in the background."""
     task = asyncio.create_task(_show_live(progress) if sys.stderr.isatty() else _show_lines(progress))
     try:
         yield
     finally:
         task.cancel()
         for error in await asyncio.gather(task, return_exceptions=True):
-            if isinstance(error, Exception):  # the run is worth more than its picture
-                print(f"warning: the run's progress was not shown to its end: {error!r}", file=sys.stderr)
+            if isinstance(error, Exception):  # a broken display must not end the run
+                print(f"warning: progress display stopped: {error!r}", file=sys.stderr)
 
 
 async def _show_live(progress: RunProgress) -> None:

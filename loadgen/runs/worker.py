@@ -1,4 +1,4 @@
-"""A worker: one part of a run's sessions, from its job to its records; a process of this machine, or of another."""
+"""Worker: sends one shard of a run's sessions and records them, in a local process or on another machine."""
 
 import asyncio
 import contextlib
@@ -43,25 +43,25 @@ PROGRESS_INTERVAL_S = 0.25
 
 Inbox = asyncio.Queue[FromParent | None]
 """The parent's messages; null: the parent is gone."""
-Say = Callable[[FromWorker], None]
+Send = Callable[[FromWorker], None]
 
 
-async def serve(inbox: Inbox, say: Say) -> None:
-    """Run one part of a run; the last message is ``Done`` or ``Failed``, unless ``Go`` never came."""
+async def serve(inbox: Inbox, send: Send) -> None:
+    """Run one shard; the last message is ``Done`` or ``Failed``, unless ``Go`` never came."""
     try:
         setup = await inbox.get()
         if isinstance(setup, Setup):
-            await _serve(setup, inbox, say)
+            await _serve(setup, inbox, send)
     except InputError as error:
-        say(Failed(str(error), is_input=True))
-    except Exception as error:  # whatever it is, the parent must not wait for ever
+        send(Failed(str(error), is_input=True))
+    except Exception as error:  # any error: the parent must not wait forever
         traceback.print_tb(error.__traceback__)
         text = failure_words(error)
         print(text, file=sys.stderr)
-        say(Failed(text, is_input=False))
+        send(Failed(text, is_input=False))
 
 
-async def _serve(setup: Setup, inbox: Inbox, say: Say) -> None:
+async def _serve(setup: Setup, inbox: Inbox, send: Send) -> None:
     prepare_tables()
     opened = setup.job.open(setup.shard)
     ready = Ready(opened.digest_share(), opened.planned(), opened.last_send_ms())
@@ -70,23 +70,23 @@ async def _serve(setup: Setup, inbox: Inbox, say: Say) -> None:
     connections = Connections(pool, limit)
     try:
         await connections.warm(WARM_CONNECTIONS if limit is None else min(limit, MOST_WARM_CONNECTIONS))
-        say(ready)
+        send(ready)
         go = await inbox.get()
         if isinstance(go, Go):
-            say(await _run(setup, go, opened, connections, Parent(inbox, say)))
+            send(await _run(setup, go, opened, connections, Parent(inbox, send)))
     except ConnectError as error:
         raise InputError(f"--url: {settings.url}: {error.reason}") from None
     finally:
         connections.close()
-        await asyncio.sleep(0)  # lets the transports see it
+        await asyncio.sleep(0)  # lets the transports close
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """Both ways to the parent."""
+    """Both directions of the channel to the parent."""
 
     inbox: Inbox
-    say: Say
+    send: Send
 
 
 async def _run(setup: Setup, go: Go, opened: OpenJob, connections: Connections, parent: Parent) -> Done:
@@ -104,14 +104,14 @@ async def _run(setup: Setup, go: Go, opened: OpenJob, connections: Connections, 
         )
         asyncio.get_running_loop().set_exception_handler(_failing(running))
         running.start()
-        tasks = [asyncio.create_task(work) for work in (_listen(parent.inbox, running), _report(running, parent.say))]
+        tasks = [asyncio.create_task(work) for work in (_listen(parent.inbox, running), _report(running, parent.send))]
         try:
             await running.over
         finally:
             for task in tasks:
                 task.cancel()
             running.close()
-            trace.change_meta(with_delays(go.meta, running.loop_delay_ms, running.settle_delay_ms))
+            trace.change_meta(with_delays(go.meta, running.loop_delay_ms, running.follow_up_delay_ms))
     return Done(
         tally=running.count(),
         findings=opened.findings(),
@@ -120,7 +120,7 @@ async def _run(setup: Setup, go: Go, opened: OpenJob, connections: Connections, 
         seconds=max(0, running.last_end_ns - t0_ns) / 1e9,
         cpu_s=time.process_time() - cpu_before_s,
         loop_delay_ms=running.loop_delay_ms,
-        settle_delay_ms=running.settle_delay_ms,
+        follow_up_delay_ms=running.follow_up_delay_ms,
     )
 
 
@@ -142,16 +142,16 @@ async def _listen(inbox: Inbox, running: PlanRun) -> None:
     running.stop("parent gone")
 
 
-async def _report(running: PlanRun, say: Say) -> None:
+async def _report(running: PlanRun, send: Send) -> None:
     while True:
         await asyncio.sleep(PROGRESS_INTERVAL_S)
         tally = running.count()
-        say(Progress(tally.counts(), tally.pop_recent()))
+        send(Progress(tally.counts(), tally.pop_recent()))
 
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """Disable garbage collection: a full one stops the clock for tens of ms. Reference counts free what ends."""
+    """Disable garbage collection: a full collection stops the time stamps of tokens for tens of ms."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -166,7 +166,7 @@ async def _serve_socket(sock: socket.socket) -> None:
     inbox: Inbox = asyncio.Queue()
     ended = asyncio.Event()
 
-    def take(payload: bytes) -> None:
+    def receive(payload: bytes) -> None:
         message = decode(payload)
         assert isinstance(message, FromParent)
         inbox.put_nowait(message)
@@ -175,10 +175,10 @@ async def _serve_socket(sock: socket.socket) -> None:
         inbox.put_nowait(None)
         ended.set()
 
-    link = await FrameSocket(take, end).attach(sock)
+    link = await FrameSocket(receive, end).attach(sock)
     await serve(inbox, lambda message: link.send(encode(message)))
     link.close()
-    await ended.wait()  # all that was sent has left by then
+    await ended.wait()  # until then, all messages have left
 
 
 def main(argv: Sequence[str]) -> int:

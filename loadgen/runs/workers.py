@@ -1,4 +1,4 @@
-"""Workers of a run, driven by their parent: all ready, one common t = 0, all ended, also after the death of one."""
+"""Workers of a run, driven by their parent: all ready, one common t = 0, all ended, also if one dies."""
 
 import asyncio
 import signal
@@ -30,11 +30,11 @@ from wire.process import FrameSocket, child_left, reap_child, start_child
 
 MODULE = "loadgen.runs.worker"
 HEAD_START_S = 0.1
-"""From ``Go`` to t = 0, in which the first requests are built."""
+"""From ``Go`` to t = 0: time to build the first prompts."""
 LEAVE_S = 5.0
-"""Longest time to end after the last message."""
+"""Maximum time to exit after the last message."""
 
-Hear = Callable[[FromWorker], None]
+OnMessage = Callable[[FromWorker], None]
 
 
 class WorkerLink(Protocol):
@@ -42,7 +42,7 @@ class WorkerLink(Protocol):
 
     where: str
     ahead_ns: int | None
-    """Its machine's wall clock minus this one's; null: it is on this machine."""
+    """Its machine's wall clock minus the local clock; null: it is local."""
 
     def send(self, message: FromParent) -> None:
         """Send a message; ignored if the worker is gone."""
@@ -57,13 +57,13 @@ class WorkerLink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Place where workers run."""
+    """Machines that run workers."""
 
-    start: Callable[[Hear], Awaitable[WorkerLink]]
+    start: Callable[[OnMessage], Awaitable[WorkerLink]]
     """Starts a worker; the callable gets its messages."""
     cores: int
     apart: bool
-    """True if workers may run on other machines, so that parts must be fetched."""
+    """True if workers may run on other machines, so that their traces must be fetched."""
 
 
 class Workers:
@@ -78,7 +78,7 @@ class Workers:
         self.going = False
 
     async def __aenter__(self) -> "Workers":
-        starting = [asyncio.ensure_future(self._host.start(self._hear(index))) for index in range(self._count)]
+        starting = [asyncio.ensure_future(self._host.start(self._on_message(index))) for index in range(self._count)]
         try:
             self.links += await asyncio.gather(*starting)
         except BaseException:
@@ -114,15 +114,15 @@ class Workers:
         self.going = True
         return at_ns, msgspec.structs.replace(meta, epoch_unix_ns=unix_ns)
 
-    async def ended(self, hear: Callable[[int, Progress | Done | Failed], None]) -> list[Done | Failed]:
-        """Wait for all last messages; stop the others if a worker ends early. ``hear`` gets every message."""
+    async def ended(self, on_message: Callable[[int, Progress | Done | Failed], None]) -> list[Done | Failed]:
+        """Wait for all last messages; stop all workers if one ends early. ``on_message`` gets every message."""
         last: dict[int, Done | Failed] = {}
         while len(last) < self._count:
             index, message = await self._inbox.get()
             assert isinstance(message, Progress | Done | Failed)
-            if index in last:  # a process that ends after its last message says nothing new
+            if index in last:  # its end after the last message adds nothing
                 continue
-            hear(index, message)
+            on_message(index, message)
             if isinstance(message, Done | Failed):
                 last[index] = message
                 reason = "worker failed" if isinstance(message, Failed) else message.stopped
@@ -131,7 +131,7 @@ class Workers:
         return [last[index] for index in range(self._count)]
 
     async def fetch(self, parts: Sequence[Path]) -> None:
-        """Copy every worker's part here."""
+        """Copy every worker's trace to this machine."""
         await asyncio.gather(*(link.fetch_part(part) for link, part in zip(self.links, parts, strict=True)))
 
     def stop(self, reason: str) -> None:
@@ -144,28 +144,28 @@ class Workers:
         for link in self.links:
             link.kill()
 
-    def _hear(self, index: int) -> Hear:
+    def _on_message(self, index: int) -> OnMessage:
         return lambda message: self._inbox.put_nowait((index, message))
 
 
 class WorkerProcess:
-    """Worker on this machine. ``hear`` gets its messages, and a ``Failed`` if it ended without a last message."""
+    """Local worker. ``on_message`` gets its messages, and a ``Failed`` if it ended without a last message."""
 
     ahead_ns: int | None = None
 
-    def __init__(self, process: "subprocess.Popen[bytes]", hear: Hear) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", on_message: OnMessage) -> None:
         self.where = f"process {process.pid}"
         self._process = process
-        self._hear = hear
+        self._on_message = on_message
         self._socket: FrameSocket | None = None
         self._reporting: asyncio.Task[None] | None = None
         self._closing = False
 
     @classmethod
-    async def start(cls, hear: Hear, module: str = MODULE) -> "WorkerProcess":
+    async def start(cls, on_message: OnMessage, module: str = MODULE) -> "WorkerProcess":
         process, ours = start_child(module)
-        worker = cls(process, hear)
-        worker._socket = await FrameSocket(worker._take, worker._end).attach(ours)
+        worker = cls(process, on_message)
+        worker._socket = await FrameSocket(worker._receive, worker._end).attach(ours)
         return worker
 
     def send(self, message: FromParent) -> None:
@@ -173,7 +173,7 @@ class WorkerProcess:
             self._socket.send(encode(message))
 
     async def fetch_part(self, part: Path) -> None:
-        """Nothing to do: the part is on this machine."""
+        """Nothing to do: the part is local."""
 
     def kill(self) -> None:
         self._process.kill()
@@ -186,10 +186,10 @@ class WorkerProcess:
             self._reporting.cancel()
         await reap_child(self._process, LEAVE_S)
 
-    def _take(self, payload: bytes) -> None:
+    def _receive(self, payload: bytes) -> None:
         message = decode(payload)
         assert isinstance(message, FromWorker)
-        self._hear(message)
+        self._on_message(message)
 
     def _end(self) -> None:
         if not self._closing:
@@ -197,7 +197,7 @@ class WorkerProcess:
 
     async def _report(self) -> None:
         await child_left(self._process, LEAVE_S)
-        self._hear(Failed(f"{self.where} {how_it_ended(self._process.poll())}", is_input=False))
+        self._on_message(Failed(f"{self.where} {how_it_ended(self._process.poll())}", is_input=False))
 
 
 def how_it_ended(code: int | None) -> str:

@@ -1,7 +1,7 @@
-"""Run of a plan: requests built ahead of need and sent at their times; responses read, followed up and recorded.
+"""Run of a plan: requests are built ahead and sent on schedule; responses are parsed, followed up and recorded.
 
-All of it happens on one event loop. What may wait (building, parsing, writing records) is done in short pieces between
-which the loop reads: a read that waits for a piece is stamped that much too late.
+All work is on one event loop. Deferrable work (building prompts, parsing, writing records) is done in short pieces;
+between them the loop reads: a read behind a piece gets a late time stamp, which distorts TTFT and ITL.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ BUILD_AHEAD_NS = 50_000_000
 """Time from building to sending: late enough that most parents of a replay have ended."""
 MOST_WAITING = 256
 MOST_WAITING_BYTES = 16 << 20
-"""Bounds of requests that are built and not started."""
+"""Limits of requests that are built and not started."""
 PIECE_NS = 300_000
-"""Longest time of building, or of settling, before the loop may read again."""
+"""Maximum time of building or processing before the loop may read again."""
 BLOCKED_NS = 5_000_000
-"""Pause of building at those bounds: fewer requests become due in it."""
+"""Pause of building at these limits: fewer requests become due in it."""
 LARGE_BODY_BYTES = 16 << 10
 
 
 class PlanRun:
-    """Run of a plan. ``over`` is done when everything has ended, or has the error that ended it."""
+    """Run of a plan. ``over`` is done when everything has ended, or holds the error that ended it."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class PlanRun:
         timeout_s: float | None = None,
         clock: Clock = time.perf_counter_ns,
     ) -> None:
-        """``ends_ns``: all that is left is cancelled then; null: it finishes."""
+        """``ends_ns``: remaining requests are cancelled then; null: they finish."""
         self._roots = iter(plan)
         self._writer, self._write, self._clock = writer, write, clock
         self._t0_ns, self._ends_ns = t0_ns, ends_ns
@@ -71,13 +71,13 @@ class PlanRun:
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[None] = self._loop.create_future()
         self.stopped: str | None = None
-        """Null: not cut short."""
+        """Null: not interrupted."""
         self.last_end_ns = t0_ns
         self.reason = ""
-        """The engine's words for the first refused request: for the terminal alone, as they may quote it."""
+        """Error message of the first refused request: for the terminal only, because it may quote the request."""
         self.tally = LiveCounts()
-        self.settle_delay_ms = array("d")
-        """From each response's end until what follows it was planned."""
+        self.follow_up_delay_ms = array("d")
+        """Delay from a response's end until its follow-up is planned."""
         self._next_root()
 
     @property
@@ -106,7 +106,7 @@ class PlanRun:
         self._sender.close()
 
     def count(self) -> LiveCounts:
-        """Return the tally as it is now."""
+        """Return the counts of requests, tokens and latencies so far."""
         self.tally.started, self.tally.in_flight = self._sender.started, self._sender.in_flight + len(self._ended)
         return self.tally
 
@@ -119,7 +119,7 @@ class PlanRun:
         self._turn_soon()
 
     def _on_expired(self, order: Order) -> None:
-        """Drop all later roots after an expired one without a time of its own."""
+        """Drop all later roots after an expired root without a due time."""
         if order.send.due_ms is None:
             self._roots = iter(())
         self._turn_soon()
@@ -130,17 +130,17 @@ class PlanRun:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Build requests that are due to be built, settle some that ended, and continue while there is more."""
+        """Build requests, process ended exchanges, and continue while there is work."""
         self._turning = False
         if self.over.done():
             return
         try:
-            built = self._build()
-            self._settle()
-        except Exception as error:  # a callback's exception would leave the run waiting for ever
+            num_built = self._build()
+            self._process_ended()
+        except Exception as error:  # otherwise a callback's exception would block the run forever
             self.fail(error)
             return
-        if self._ended or built:
+        if self._ended or num_built:
             self._turn_soon()
         else:
             blocked = bool(self._upcoming) and self._sender.upcoming
@@ -148,7 +148,7 @@ class PlanRun:
             self._check_over()
 
     def _wake_ns(self) -> int | None:
-        """Time to build the next request; null: none, or a built one must start or an ended one be settled first."""
+        """Time to build the next request; null: none, or started requests and ended exchanges come first."""
         sender = self._sender
         unfinished = sender.waiting + len(self._ended)
         if not self._upcoming or unfinished >= MOST_WAITING or sender.waiting_bytes >= MOST_WAITING_BYTES:
@@ -156,31 +156,31 @@ class PlanRun:
         return self._upcoming[0].at_ns - BUILD_AHEAD_NS
 
     def _build(self) -> int:
-        """Build and hand over requests for a short time; return how many."""
-        built, began_ns = 0, self._clock()
+        """Build requests and pass them to the sender, for a short time; return their number."""
+        num_built, began_ns = 0, self._clock()
         while (wake_ns := self._wake_ns()) is not None and wake_ns <= began_ns:
             order = heapq.heappop(self._upcoming)
             if order.parent_end_ms is None:
                 self._next_root()
             request = order.send.build()
             order.data, order.most_bytes = self._writer.write(request), request.most_response_bytes()
-            large = len(order.data) > LARGE_BODY_BYTES  # kept once
+            large = len(order.data) > LARGE_BODY_BYTES  # stored once
             order.request = msgspec.structs.replace(request, body=b"") if large else request
-            self._sender.take(order)
-            built += 1
+            self._sender.enqueue(order)
+            num_built += 1
             if self._clock() - began_ns > PIECE_NS:
                 break
-        return built
+        return num_built
 
-    def _settle(self) -> None:
+    def _process_ended(self) -> None:
         began_ns = self._clock()
         while self._ended:
-            self._settle_one(self._ended.popleft())
+            self._process(self._ended.popleft())
             if self._clock() - began_ns > PIECE_NS:
                 break
 
-    def _settle_one(self, exchange: Exchange) -> None:
-        """Read the response, plan the follow-ups, write the record."""
+    def _process(self, exchange: Exchange) -> None:
+        """Parse the response, plan the follow-ups, write the record."""
         order = exchange.order
         response = response_of(exchange, self._t0_ns)
         if self.stopped is None:
@@ -188,7 +188,7 @@ class PlanRun:
             for follow_up in follow_ups:
                 self._add(follow_up, exchange.end_ns, response.end_ms)
             if follow_ups:
-                self.settle_delay_ms.append((self._clock() - exchange.end_ns) / 1e6)
+                self.follow_up_delay_ms.append((self._clock() - exchange.end_ns) / 1e6)
                 self._build()
         record = order.send.describe(response)
         self.reason = self.reason or reason_of(exchange)

@@ -1,4 +1,4 @@
-"""The record of an exchange that has ended, and its response for the plan's follow-ups."""
+"""Record of an ended exchange (latencies, token counts), and its response for the plan's follow-ups."""
 
 from engines.dialect import decoded
 from loadgen.core.job import Response
@@ -10,14 +10,14 @@ from wire.completion import Completion
 
 HTTP_ERROR = 400
 EXPLAINED = frozenset({400, 404, 413, 422})
-"""Statuses whose body names a fault of the request; that of 401 or 403 may quote a key."""
+"""Statuses whose body describes a fault of the request; that of 401 or 403 may quote a key."""
 MOST_REASON_CHARS = 300
 
 
 def response_of(exchange: Exchange, zero_ns: int) -> Response:
-    """The record as far as the wire tells, and the output's ids and text; ``zero_ns``: t = 0."""
+    """Parse an exchange: record, output token ids and text. ``zero_ns``: t = 0."""
     request = exchange.order.request
-    assert request is not None  # it was sent
+    assert request is not None  # sent
     completion = parse_answer(request.path, exchange.reads, stream=request.stream)
     if any(
         ids and not 0 <= min(ids) <= max(ids) <= MAX_TOKEN
@@ -34,7 +34,7 @@ def response_of(exchange: Exchange, zero_ns: int) -> Response:
 
 
 def reason_of(exchange: Exchange) -> str:
-    """Return the message in the body of a refusal; empty: it is none, or has no message."""
+    """Return the error message in the body of a refused request; empty: not refused, or no message."""
     if exchange.status not in EXPLAINED:
         return ""
     body = decoded(b"".join([data for _, data in exchange.reads]))
@@ -85,7 +85,7 @@ def _record(exchange: Exchange, completion: Completion, zero_ns: int) -> Record:
 
 
 def _output_tokens(completion: Completion) -> int | None:
-    """Usage's count; without usage (a stream cut short) the seen tokens."""
+    """Output tokens by usage; without usage (an interrupted stream) the tokens received."""
     if completion.output_tokens is not None:
         return completion.output_tokens
     return completion.streamed_tokens or None
@@ -114,5 +114,5 @@ def _since(at_ns: int | None, start_ns: int) -> float | None:
 
 
 def _ms(nanoseconds: float) -> float:
-    """Milliseconds to the microsecond: finer digits are noise."""
+    """Milliseconds, rounded to the microsecond: finer digits are noise."""
     return round(nanoseconds / 1e6, 3)

@@ -1,4 +1,4 @@
-"""Built requests written at their absolute times: between a due time and its first byte lie a heap pop and a write."""
+"""Built requests are written at their absolute times: from due time to first byte only a heap pop and a write."""
 
 import asyncio
 import heapq
@@ -16,23 +16,23 @@ from wire.client.pool import ConnectError, ConnectionPool
 SPARE = 4
 """Idle connections kept open beyond those in use."""
 STARTS_PER_TURN = 16
-"""Most requests started before the loop may read again."""
+"""Maximum requests started before the loop may read again."""
 BEAT_NS = 50_000_000
-"""Between two samples of the loop's delay, each with a look for requests that take too long."""
+"""Interval of event-loop delay samples, each with a check for timeouts."""
 
 
 class Connections:
-    """Gives exchanges connections; those that find none wait in order for whichever is free or open first."""
+    """Assigns connections to exchanges; without a free connection, exchanges wait in order for the next."""
 
     def __init__(self, pool: ConnectionPool, limit: int | None) -> None:
-        """``limit``: most connections, equal to the limit of requests in flight; null: no limit."""
+        """``limit``: maximum connections, equal to the limit of requests in flight; null: no limit."""
         self._pool = pool
         self._limit = limit
         self._waiting: deque[Exchange] = deque()
         self._opening: set[asyncio.Task[None]] = set()
 
     async def warm(self, count: int) -> None:
-        """Open ``count`` connections; raises ConnectError."""
+        """Open ``count`` connections. Raises ConnectError."""
         await self._pool.warm(count)
 
     def start(self, exchange: Exchange) -> None:
@@ -46,11 +46,11 @@ class Connections:
             self._open()
 
     def start_anew(self, exchange: Exchange) -> None:
-        """Send again on a new connection: the server had closed the first."""
+        """Retry on a new connection: the server had closed the first."""
         self._open(exchange)
 
     def serve(self) -> None:
-        """Give free connections to those that wait."""
+        """Assign free connections to waiting exchanges."""
         while self._waiting:
             if self._waiting[0].end_ns:
                 self._waiting.popleft()
@@ -74,7 +74,7 @@ class Connections:
         task.add_done_callback(self._opening.discard)
 
     async def _connect(self, exchange: Exchange | None) -> None:
-        """Open a connection for this exchange, or for the first waiting one."""
+        """Open a connection for this exchange, or for the first in the queue."""
         try:
             connection = await self._pool.connect()
         except ConnectError as error:
@@ -94,7 +94,7 @@ class Connections:
         self._pool.keep(connection)
 
     def _fail(self, exchange: Exchange | None, error: ConnectError) -> None:
-        """End this exchange with the error, or the first waiting one."""
+        """End this exchange with the error, or the first in the queue."""
         while exchange is None or exchange.end_ns:
             if not self._waiting:
                 return
@@ -103,7 +103,7 @@ class Connections:
 
 
 class Sender:
-    """Orders in, exchanges in between, ends out. All methods return at once."""
+    """Starts orders on schedule, within the limits of requests in flight and latency. All methods return at once."""
 
     def __init__(
         self,
@@ -121,12 +121,12 @@ class Sender:
         self._parallel, self._timeout_ns = parallel, timeout_ns
         self._clock = clock
         self._upcoming: list[Order] = []
-        self._held: deque[Order] = deque()
+        self._waiting_for_slot: deque[Order] = deque()
         self._in_flight: dict[int, Exchange] = {}  # in order of their start, so that the first is the oldest
         self.started = 0
         self.waiting_bytes = 0
         self.delays_ms = array("d")
-        """Lateness of a timer, twenty times a second: the delay of a read's time stamp."""
+        """Event-loop delay in ms, sampled 20 times a second: error of read time stamps."""
         self._alarm = Alarm(self._advance, clock)
         self._beat = Alarm(self._on_beat, clock)
         self._next_beat_ns = clock() + BEAT_NS
@@ -138,15 +138,15 @@ class Sender:
 
     @property
     def upcoming(self) -> bool:
-        """True if an order waits for its time."""
+        """True if an order waits for its due time."""
         return bool(self._upcoming)
 
     @property
     def waiting(self) -> int:
         """Orders that have not started."""
-        return len(self._upcoming) + len(self._held)
+        return len(self._upcoming) + len(self._waiting_for_slot)
 
-    def take(self, order: Order) -> None:
+    def enqueue(self, order: Order) -> None:
         self.waiting_bytes += len(order.data)
         heapq.heappush(self._upcoming, order)
         self._advance()
@@ -154,7 +154,7 @@ class Sender:
     def halt(self) -> None:
         """Start nothing more; abort the requests in flight."""
         self._upcoming.clear()
-        self._held.clear()
+        self._waiting_for_slot.clear()
         self.waiting_bytes = 0
         for exchange in list(self._in_flight.values()):
             exchange.give_up("client_abort", None)
@@ -164,11 +164,11 @@ class Sender:
         self._beat.close()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a slot is idle while an order waits for one, or there are too many in flight."""
+        """Raise AssertionError if a slot is idle while an order waits for it, or there are too many in flight."""
         assert self._parallel is None or len(self._in_flight) <= self._parallel
-        assert not self._held or len(self._in_flight) == self._parallel
+        assert not self._waiting_for_slot or len(self._in_flight) == self._parallel
         assert not any(exchange.end_ns for exchange in self._in_flight.values())
-        assert self.waiting_bytes == sum(len(order.data) for order in (*self._upcoming, *self._held))
+        assert self.waiting_bytes == sum(len(order.data) for order in (*self._upcoming, *self._waiting_for_slot))
 
     def _advance(self) -> None:
         upcoming, now_ns = self._upcoming, self._clock()
@@ -177,7 +177,7 @@ class Sender:
                 break
             order = heapq.heappop(upcoming)
             if self._parallel is not None and len(self._in_flight) >= self._parallel:
-                self._held.append(order)
+                self._waiting_for_slot.append(order)
             else:
                 self._start(order, now_ns)
         self._alarm.set(upcoming[0].at_ns if upcoming else None)
@@ -196,11 +196,11 @@ class Sender:
         self._connections.start(exchange)
 
     def ended(self, exchange: Exchange) -> None:
-        """Give the slot of an ended exchange to a held order, and its connection to a waiting exchange."""
+        """Give the slot of an ended exchange to the next queued order, and its connection to a waiting exchange."""
         del self._in_flight[exchange.order.number]
         self._on_ended(exchange)
-        while self._held and (self._parallel is None or len(self._in_flight) < self._parallel):
-            self._start(self._held.popleft(), self._clock(), held=True)
+        while self._waiting_for_slot and (self._parallel is None or len(self._in_flight) < self._parallel):
+            self._start(self._waiting_for_slot.popleft(), self._clock(), held=True)
         self._connections.serve()
 
     def _on_beat(self) -> None:
@@ -210,7 +210,7 @@ class Sender:
         self._beat.set(self._next_beat_ns)
         if self._timeout_ns is None:
             return
-        started_by_ns = now_ns - self._timeout_ns
-        oldest = itertools.takewhile(lambda exchange: exchange.started_ns <= started_by_ns, self._in_flight.values())
+        deadline_ns = now_ns - self._timeout_ns
+        oldest = itertools.takewhile(lambda exchange: exchange.started_ns <= deadline_ns, self._in_flight.values())
         for exchange in list(oldest):
             exchange.give_up("timeout", "timeout")

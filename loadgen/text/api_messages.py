@@ -1,4 +1,4 @@
-"""A conversation in each API: chat completions' messages, the Responses API's items, Anthropic's content blocks."""
+"""A conversation as the body of each API: chat messages, Responses API items, Anthropic content blocks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ PATHS: dict[TextApi, str] = {
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """Message: its text, and its tokens as far as they are known."""
+    """Message: its text, and its tokens if known."""
 
     role: str
     text: str
     numbers: "TokenIds | None" = None
     """Word numbers, if it consists of words."""
     ids: "TokenIds | None" = None
-    """Its tokens, generated or encoded; null: unknown."""
+    """Token ids, generated or encoded; null: unknown."""
     length: int | None = None
     quoted: Message | None = None
     """Verbatim message; null: made of words."""
@@ -50,7 +50,7 @@ def responses_fields(conversation: Sequence[SentMessage]) -> dict[str, Any]:
         if message.role == "system" and not items and not fields:
             fields["instructions"] = message.text
         else:
-            # OpenAI takes messages without a type; llama.cpp takes no assistant's.
+            # OpenAI accepts messages without a type; llama.cpp rejects assistant messages without it.
             items.append({"type": "message", "role": message.role, "content": message.text})
     return {**fields, "input": items}
 
@@ -79,13 +79,13 @@ def conversation_body(
     extra: Mapping[str, Any] | None = None,
     dialect: Dialect = VLLM,
 ) -> bytes:
-    """Body that asks for ``max_tokens`` tokens; ``extra``: a merge patch."""
+    """Body for ``max_tokens`` output tokens; ``extra``: a merge patch."""
     fields = merge_patch(_load_fields(api, model, max_tokens, stream=stream, dialect=dialect), extra or {})
     return msgspec.json.encode(CONVERSATION_FIELDS[api](conversation) | fields)
 
 
 def _load_fields(api: TextApi, model: str, max_tokens: int, *, stream: bool, dialect: Dialect) -> dict[str, Any]:
-    """Return all fields of a load's request but its prompt."""
+    """All fields of a request except its prompt: model, token limit, streaming."""
     if api == "chat":
         return dialect.chat_fields(model, max_tokens, stream=stream)
     fields = _response(max_tokens, dialect) if api == "responses" else {"max_tokens": max_tokens, "temperature": 0}
@@ -100,9 +100,9 @@ CONVERSATION_FIELDS: Mapping[TextApi, Callable[[Sequence[SentMessage]], dict[str
 
 
 def _response(max_tokens: int, dialect: Dialect) -> dict[str, Any]:
-    asked = max_tokens + dialect.responses_headroom
-    fields: dict[str, Any] = {"max_output_tokens": asked, "temperature": 0, "store": False}
+    limit = max_tokens + dialect.responses_headroom
+    fields: dict[str, Any] = {"max_output_tokens": limit, "temperature": 0, "store": False}
     if dialect.name == "vllm":
-        # Its own fields: past the end of the response, and the tokens of both sides with the last event.
+        # vLLM's fields: decode past the end token, and return prompt and output tokens with the last event.
         fields |= {"ignore_eos": True, "enable_response_messages": True}
     return fields

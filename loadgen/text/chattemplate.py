@@ -1,7 +1,7 @@
-"""Tokens that a chat template writes around the messages: learnt from conversations of marked words.
+"""Tokens that a chat template adds around messages: learnt from conversations of marker words.
 
-They depend on the order of roles (a template may close an old output otherwise than a new one), so they are learnt
-for each order of a run. They must not depend on the content: two conversations are asked for each.
+They depend on the order of roles (a template may end an old output unlike a new output), so they are learnt for each
+order of a run. They must not depend on the content: two conversations are encoded for each order.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ Order = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """The template's own tokens for one order: before, between and behind the messages' content."""
+    """Template tokens for one order of roles: before, between and after the messages' content."""
 
     ids: tuple[tuple[int, ...], ...]
     spaced: tuple[bool, ...]
-    """True for each message behind a space."""
+    """True for each message after a space."""
 
 
 def order_of(conversation: Sequence[SentMessage]) -> Order:
@@ -35,17 +35,17 @@ def order_of(conversation: Sequence[SentMessage]) -> Order:
 
 
 def learn_gaps(tokenizer: Tokenizer, words: Words, order: Order) -> Gaps:
-    """Learn the template's tokens for this order of roles; raises TokenizerError if they cannot be known."""
+    """Learn the template's tokens for this order of roles. Raises TokenizerError if they cannot be determined."""
     first, second = (_cut(tokenizer, words, order, offset) for offset in (0, len(words.texts) // 2))
     if first != second:
-        raise TokenizerError("what its chat template writes depends on what is said")
+        raise TokenizerError("its chat template depends on the content")
     return first
 
 
 def compose(
     words: Words, gaps: Gaps, conversation: Sequence[SentMessage], before: int | None = None
 ) -> TokenIds | None:
-    """Tokens of the conversation, or of what is before message number ``before``; null: unknown in part."""
+    """Tokens of the conversation, or of its part before message number ``before``; null: unknown."""
     head = conversation[:before]
     parts: list[TokenIds] = [np.asarray(gaps.ids[0], dtype=np.uint32)]
     for message, gap, spaced in zip(head, gaps.ids[1:], gaps.spaced, strict=False):
@@ -57,7 +57,7 @@ def compose(
 
 
 def composed_length(gaps: Gaps, conversation: Sequence[SentMessage], before: int | None = None) -> int | None:
-    """Length of what ``compose`` gives; known also where its tokens are not."""
+    """Token count of ``compose``; known also where its tokens are not."""
     head = conversation[:before]
     lengths = [message.length for message in head]
     if None in lengths:
@@ -70,17 +70,17 @@ def _cut(tokenizer: Tokenizer, words: Words, order: Order, offset: int) -> Gaps:
     token_ids = tokenizer.encode_chat(chat_messages(marked))
     gaps: list[tuple[int, ...]] = []
     spaced: list[bool] = []
-    behind = 0
+    position = 0
     for message in marked:
         assert message.numbers is not None
-        plain, after_space = (words.ids(message.numbers, spaced=each).tolist() for each in (False, True))
-        at = _find(token_ids, (plain, after_space), behind)
-        if at is None:
-            raise TokenizerError(f"its chat template changes or leaves out what the {message.role} says")
-        spaced.append(token_ids[at] == after_space[0] != plain[0])
-        gaps.append(tuple(token_ids[behind:at]))
-        behind = at + MARK
-    return Gaps((*gaps, tuple(token_ids[behind:])), tuple(spaced))
+        plain, after_space = (words.ids(message.numbers, spaced=after).tolist() for after in (False, True))
+        start = _find(token_ids, (plain, after_space), position)
+        if start is None:
+            raise TokenizerError(f"its chat template changes or omits {message.role} messages")
+        spaced.append(token_ids[start] == after_space[0] != plain[0])
+        gaps.append(tuple(token_ids[position:start]))
+        position = start + MARK
+    return Gaps((*gaps, tuple(token_ids[position:])), tuple(spaced))
 
 
 def _marked(words: Words, role: str, offset: int) -> SentMessage:
@@ -88,8 +88,8 @@ def _marked(words: Words, role: str, offset: int) -> SentMessage:
     return SentMessage(role, words.text(numbers), numbers)
 
 
-def _find(token_ids: Sequence[int], marks: Sequence[Sequence[int]], behind: int) -> int | None:
-    for at in range(behind, len(token_ids) - MARK + 1):
-        if any(list(token_ids[at : at + MARK]) == list(mark) for mark in marks):
-            return at
+def _find(token_ids: Sequence[int], marks: Sequence[Sequence[int]], first: int) -> int | None:
+    for start in range(first, len(token_ids) - MARK + 1):
+        if any(list(token_ids[start : start + MARK]) == list(mark) for mark in marks):
+            return start
     return None

@@ -1,6 +1,6 @@
-"""Messages before the engine's tokens are known: drawn by key and length, or verbatim.
+"""Messages before the engine's tokens are known: drawn by key and token count, or verbatim.
 
-Messages of equal keys begin with equal tokens: a shorter one is the beginning of a longer one.
+Messages of equal keys share a prefix: the shorter message is a prefix of the longer.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Role = Literal["system", "user", "assistant"]
 
 @dataclass(frozen=True, slots=True)
 class SyntheticMessage:
-    """A message of ``tokens`` tokens drawn from ``key``; what a chat template adds is not in its length."""
+    """Message of ``tokens`` tokens drawn from ``key``, without the tokens of the chat template."""
 
     role: Role
     key: int
@@ -20,7 +20,7 @@ class SyntheticMessage:
 
 @dataclass(frozen=True, slots=True)
 class VerbatimMessage:
-    """Message of chat completions sent unchanged; on other APIs, only its texts."""
+    """Chat message sent unchanged; on other APIs, only its texts."""
 
     message: dict[str, Any]
 
@@ -32,7 +32,7 @@ class VerbatimMessage:
     def text(self) -> str:
         content = self.message.get("content")
         if isinstance(content, list):
-            return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+            return "".join(str(block.get("text", "")) for block in content if isinstance(block, dict))
         return "" if content is None else str(content)
 
 

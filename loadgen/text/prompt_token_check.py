@@ -1,4 +1,4 @@
-"""Check of every prompt against its plan, in the target's tokens, as the engine reports them.
+"""Check of every prompt against its plan, in tokens of the target as the engine reports them.
 
 Two prompts share exactly their intended prefix if each is, token by token, the template and the planned words.
 """
@@ -13,37 +13,37 @@ from loadgen.core.draws import TokenIds
 from tracefile.records.schema import Record
 
 IDS = "ids"
-"""Tokenizer name of token-id prompts; no tokenizer is asked."""
-GIVEN = "a dataset's texts: what they share is theirs"
-"""Reason to check nothing of a dataset's texts."""
+"""Tokenizer name of token-id prompts; no tokenizer is used."""
+DATASET_TEXTS = "texts of a dataset"
+"""Reason not to check prompt tokens of a dataset's texts."""
 FINDINGS = "prompt_check."
 
 
 @dataclass(slots=True)
 class PromptTokenCounts:
-    """Counts over requests that ended well and whose length the engine reported."""
+    """Counts over successful requests whose prompt tokens the engine reported."""
 
     planned: int = 0
     unplanned: int = 0
     exact: int = 0
-    """Planned prompts that were as long as planned."""
+    """Planned prompts with the planned token count."""
     off_tokens: int = 0
-    """Tokens more, less or different in the other planned prompts; changed outputs are not counted."""
+    """Tokens more, less or different in other planned prompts; changed outputs are not counted."""
     ids_reported: int = 0
     """Planned prompts with token ids from the engine."""
     ids_exact: int = 0
     """Of these, prompts with exactly the planned ids."""
     outputs: int = 0
-    """Outputs that a later prompt carried as text, and that could be compared."""
+    """Outputs that a later prompt repeated as text, and that could be compared."""
     outputs_changed: int = 0
-    """Of these, outputs encoded as other tokens than were generated."""
+    """Of these, outputs with other tokens than were generated."""
     shared_tokens: int = 0
-    """Tokens repeated from the turn before (prompt and output), in full blocks."""
+    """Tokens repeated from the previous turn (prompt and output), in full blocks."""
     shared_cached: int = 0
     """Of these, tokens cached by the engine."""
 
     def check_prompt(self, planned: int | None, record: Record, *, after_output: bool) -> int:
-        """Return how many tokens the prompt is longer than planned."""
+        """Return by how many tokens the prompt is longer than planned."""
         if record.status != "ok" or record.tokens_source != "usage" or record.prompt_tokens is None:
             return 0
         if planned is None:
@@ -63,7 +63,7 @@ class PromptTokenCounts:
         exact = np.array_equal(planned, reported)
         self.ids_reported += 1
         self.ids_exact += exact
-        if not after_output and len(planned) == len(reported):  # a difference in length has been counted
+        if not after_output and len(planned) == len(reported):  # a difference in length is counted by check_prompt
             self.off_tokens += int(np.count_nonzero(planned != reported))
         return not exact
 
@@ -83,17 +83,17 @@ def prompt_token_counts(findings: Mapping[str, int]) -> PromptTokenCounts:
 
 
 class PromptTokenReport(msgspec.Struct, frozen=True):
-    """For the summary."""
+    """Result of the prompt token check, for the summary."""
 
     verdict: str
-    """``exact``, ``off …``, ``as given …`` or ``not known …``."""
+    """``exact``, ``off …``, ``as given …`` or ``unknown …``."""
     tokenizer: str | None
-    """``ids``: token ids were sent. Null: none was asked."""
+    """``ids``: token ids were sent. Null: no tokenizer."""
     counts: PromptTokenCounts
 
 
 def report_check(tokenizer: str | None, unknown: str | None, findings: Mapping[str, int]) -> PromptTokenReport:
-    """``unknown``: reason why no tokenizer proves the prompts' lengths; null: one does."""
+    """``unknown``: reason why no tokenizer verifies the prompts' token counts; null: verified."""
     counts = prompt_token_counts(findings)
     return PromptTokenReport(_verdict(tokenizer, unknown, counts), tokenizer, counts)
 
@@ -102,23 +102,23 @@ def check_lines(report: PromptTokenReport) -> list[str]:
     lines, counts = [f"prompt tokens       {report.verdict}"], report.counts
     if counts.outputs:
         survived = counts.outputs - counts.outputs_changed
-        lines.append(f"outputs as text     {survived} of {counts.outputs} came back as the tokens that were generated")
+        lines.append(f"outputs as text     {survived} of {counts.outputs} re-encoded to the generated tokens")
     if counts.shared_tokens:
         share = counts.shared_cached / counts.shared_tokens
-        lines.append(f"context             {share:.1%} of the {counts.shared_tokens} tokens of turns before was cached")
+        lines.append(f"context             {share:.1%} of {counts.shared_tokens} tokens from previous turns cached")
     return lines
 
 
 def check_notes(report: PromptTokenReport) -> list[str]:
     notes, counts = [], report.counts
     if report.verdict.startswith("off"):
-        notes.append(f"prompt tokens {report.verdict}: how much prompts share is not what was asked for")
-    elif report.verdict.startswith("not known"):
-        notes.append(f"prompt tokens {report.verdict}: prompts may share more or less than was asked for")
+        notes.append(f"prompt tokens {report.verdict}: shared prefixes differ from the plan; check --tokenizer")
+    elif report.verdict.startswith("unknown"):
+        notes.append(f"prompt tokens {report.verdict}: shared prefixes not verified; use --tokenizer PATH")
     if counts.outputs_changed:
         notes.append(
-            f"{counts.outputs_changed} answers of {counts.outputs} are other tokens as text than as generated: "
-            "blocks that they filled cannot hit (--api completions sends them as generated)"
+            f"{counts.outputs_changed} of {counts.outputs} outputs re-encoded to other tokens than generated: "
+            "their blocks cannot hit (--api completions sends the generated tokens)"
         )
     return notes
 
@@ -126,15 +126,15 @@ def check_notes(report: PromptTokenReport) -> list[str]:
 def _verdict(tokenizer: str | None, unknown: str | None, counts: PromptTokenCounts) -> str:
     by_engine = f"{counts.exact} of {counts.planned} by usage"
     if counts.ids_reported:
-        by_engine = f"the engine reported the tokens of {counts.ids_reported}"
+        by_engine = f"the engine reported token ids of {counts.ids_reported}"
     elif not counts.planned:
-        by_engine = "the engine reported no prompt's length"
-    if unknown == GIVEN:
-        return f"as given ({GIVEN}; {by_engine})"
+        by_engine = "the engine reported no prompt tokens"
+    if unknown == DATASET_TEXTS:
+        return f"as given ({DATASET_TEXTS}; {by_engine})"
     if unknown is not None:
-        return f"not known ({unknown})"
+        return f"unknown ({unknown})"
     if counts.off_tokens:
-        return f"off by {counts.off_tokens} tokens in all ({counts.exact} of {counts.planned} prompts by usage)"
+        return f"off by {counts.off_tokens} tokens in total ({counts.exact} of {counts.planned} prompts by usage)"
     if tokenizer != IDS and not counts.planned:
-        return f"not known ({by_engine})"
+        return f"unknown ({by_engine})"
     return f"exact ({'token ids are sent; ' if tokenizer == IDS else ''}{by_engine})"

@@ -24,41 +24,41 @@ from tracefile.records.schema import BlockHash, HashSource
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The hashes of one request: its prompt's full blocks and those its answer filled."""
+    """Block hashes of a request: full prompt blocks, and blocks that its output filled."""
 
     prompt: list[BlockHash]
     output: list[BlockHash] | None
-    """Null: the generated ids are unknown."""
+    """Null: the generated token ids are unknown."""
     computed: TokenIds
-    """Ids of both, as far as known."""
+    """Token ids of prompt and output, as far as known."""
     source: HashSource = "engine"
-    """Source of the prompt's ids: the engine, or a local tokenizer."""
+    """Source of the prompt's token ids: the engine, or a local tokenizer."""
 
     def blocks(self) -> list[BlockHash]:
-        """Prompt and output blocks: start of a continuation's chain."""
+        """Prompt and output blocks: prefix of a continuation."""
         return [*self.prompt, *(self.output or ())]
 
 
-def continue_chain(hasher: BlockHasher, known: Sequence[BlockHash], token_ids: TokenIds) -> list[BlockHash]:
-    """Chain of all full blocks; ``known``: hashes of the first ones."""
-    tail = token_ids[len(known) * hasher.block_size :]
-    return [*known, *hasher.extend(known[-1] if known else None, tail)]
+def continue_chain(hasher: BlockHasher, hashes: Sequence[BlockHash], token_ids: TokenIds) -> list[BlockHash]:
+    """Hashes of all full blocks; ``hashes``: of the first blocks, already known."""
+    tail = token_ids[len(hashes) * hasher.block_size :]
+    return [*hashes, *hasher.extend(hashes[-1] if hashes else None, tail)]
 
 
 def hash_request(
-    hasher: BlockHasher, known: Sequence[BlockHash], prompt: TokenIds, output: Sequence[int] | None
+    hasher: BlockHasher, hashes: Sequence[BlockHash], prompt: TokenIds, output: Sequence[int] | None
 ) -> Chain:
-    """Chain of a request that begins with blocks of ``known`` hashes; the last generated token has no KV yet."""
+    """Block hashes of a request that starts with blocks ``hashes``; the last generated token has no KV cache."""
     if output is None:
-        return Chain(continue_chain(hasher, known, prompt), None, prompt)
-    computed = np.concatenate([prompt, np.asarray(array("I", output[:-1]), dtype=np.uint32)])  # by a buffer: faster
-    chain = continue_chain(hasher, known, computed)
+        return Chain(continue_chain(hasher, hashes, prompt), None, prompt)
+    computed = np.concatenate([prompt, np.asarray(array("I", output[:-1]), dtype=np.uint32)])  # by buffer: faster
+    chain = continue_chain(hasher, hashes, computed)
     full = len(prompt) // hasher.block_size
     return Chain(chain[:full], chain[full:], computed)
 
 
 class Prompt(Protocol):
-    """A turn's prompt."""
+    """Prompt of a turn, as token ids or as messages."""
 
     @property
     def path(self) -> str: ...
@@ -66,18 +66,18 @@ class Prompt(Protocol):
     def body(self, model: str, max_tokens: int) -> bytes: ...
 
     def planned_tokens(self) -> int | None:
-        """Null: only the engine's tokenizer knows."""
+        """Planned prompt tokens; null: only the engine's tokenizer can count them."""
 
     def chain(self, hasher: BlockHasher, response: Response) -> Chain | None:
-        """Hash from the end of the known chain, and extend what is known."""
+        """Block hashes of the request; extends the conversation's chain."""
 
-    def after(self, response: Response, said: Sequence[PlannedMessage], stand_in: int) -> "Prompt":
-        """The next turn's prompt. ``stand_in``: key of tokens that replace an output whose ids are unknown."""
+    def after(self, response: Response, messages: Sequence[PlannedMessage], stand_in: int) -> "Prompt":
+        """Prompt of the next turn. ``stand_in``: key of tokens that replace an output with unknown token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenForm:
-    """Common settings of all token-id prompts of a run."""
+    """Settings common to all token-id prompts of a run."""
 
     vocabulary: Vocabulary
     dialect: Dialect = VLLM
@@ -87,7 +87,7 @@ class TokenForm:
     _encoded: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
     def encoded_fields(self, model: str, max_tokens: int) -> bytes:
-        """All fields of a body but the prompt; few of a run's requests differ in them."""
+        """All fields of a body but the prompt, cached by token limit: few requests differ in them."""
         if (model, max_tokens) not in self._encoded:
             stream, extra = self.fields.stream, self.fields.patch()
             fields = encoded_fields(model, max_tokens, stream=stream, extra=extra, dialect=self.dialect)
@@ -95,18 +95,18 @@ class TokenForm:
         return self._encoded[model, max_tokens]
 
     def ids(self, planned: Sequence[PlannedMessage]) -> list[TokenIds]:
-        drawn = [message for message in planned if isinstance(message, SyntheticMessage)]
-        assert len(drawn) == len(planned)  # a dataset's texts are not sent as ids
-        return [tokens_of(message.key, message.tokens, self.vocabulary) for message in drawn]
+        synthetic = [message for message in planned if isinstance(message, SyntheticMessage)]
+        assert len(synthetic) == len(planned)  # dataset texts are not sent as token ids
+        return [tokens_of(message.key, message.tokens, self.vocabulary) for message in synthetic]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A prompt of token ids."""
+    """Prompt of token ids."""
 
     token_ids: TokenIds
     form: TokenForm
-    known: list[BlockHash]
+    hashes: list[BlockHash]
     """Hashes of its first blocks from earlier turns; one list for a conversation."""
     repeated: int = 0
 
@@ -124,24 +124,24 @@ class TokenPrompt:
         self.form.counts.check_prompt(len(self.token_ids), response.record, after_output=False)
         if self.repeated:
             self.form.counts.check_cached(self.repeated, self.form.block_size, response.record)
-        chain = hash_request(hasher, self.known, self.token_ids, response.token_ids)
-        self.known[:] = chain.blocks()
+        chain = hash_request(hasher, self.hashes, self.token_ids, response.token_ids)
+        self.hashes[:] = chain.blocks()
         return chain
 
-    def after(self, response: Response, said: Sequence[PlannedMessage], stand_in: int) -> Prompt:
+    def after(self, response: Response, messages: Sequence[PlannedMessage], stand_in: int) -> Prompt:
         repeated = len(self.token_ids)
         if response.token_ids is None:
             generated = tokens_of(stand_in, response.record.output_tokens or 0, self.form.vocabulary)
         else:
             generated = np.asarray(response.token_ids, dtype=np.uint32)
-            repeated += max(0, len(generated) - 1)  # the last one has no KV yet when its request ends
-        token_ids = np.concatenate([self.token_ids, generated, *self.form.ids(said)])
-        return TokenPrompt(token_ids, self.form, self.known, repeated)
+            repeated += max(0, len(generated) - 1)  # the last token has no KV cache when its request ends
+        token_ids = np.concatenate([self.token_ids, generated, *self.form.ids(messages)])
+        return TokenPrompt(token_ids, self.form, self.hashes, repeated)
 
 
 @dataclass(frozen=True, slots=True)
 class TextForm:
-    """Common settings of all conversations of a run."""
+    """Settings common to all text prompts of a run: API, tokenizer, dialect, block size."""
 
     api: TextApi
     text_maker: TextMaker
@@ -152,18 +152,18 @@ class TextForm:
 
 @dataclass(slots=True)
 class ChatPrompt:
-    """A prompt of messages, their words one token each wherever the target's tokenizer was asked."""
+    """Prompt of messages; with a known tokenizer, a word is one token."""
 
     form: TextForm
     conversation: list[SentMessage]
     before: TokenIds | None = None
-    """Tokens of the turn before, prompt and output; null: a first turn, or unknown."""
+    """Tokens of the previous turn, prompt and output; null: a first turn, or unknown."""
     repeated: int | None = None
     """Repeated tokens by lengths alone; null: unknown."""
     output_changed: bool = False
-    """True if the last output's text is known to be other tokens than were generated."""
+    """True if the last output's text has other tokens than were generated."""
     _ids: TokenIds | None = None
-    """The engine's ids, after its response; null: unknown."""
+    """The engine's token ids, after its response; null: unknown."""
     _reported: bool = False
     _resolved: bool = False
 
@@ -193,23 +193,23 @@ class ChatPrompt:
         chain = hash_request(hasher, (), self._ids, response.token_ids)
         return chain if self._reported else replace(chain, source="tokenizer")
 
-    def after(self, response: Response, said: Sequence[PlannedMessage], stand_in: int) -> Prompt:
-        del stand_in  # an output is sent as its text
-        return self.going_on(response, [self.form.text_maker.say(message) for message in said])
+    def after(self, response: Response, messages: Sequence[PlannedMessage], stand_in: int) -> Prompt:
+        del stand_in  # the output is sent as text
+        return self.continued(response, [self.form.text_maker.sent_message(message) for message in messages])
 
-    def going_on(self, response: Response, said: Sequence[SentMessage]) -> "ChatPrompt":
-        """The prompt after this one."""
+    def continued(self, response: Response, messages: Sequence[SentMessage]) -> "ChatPrompt":
+        """Prompt of the next turn, with the output and ``messages``."""
         output = self.answered(response)
         before = None
         if self._ids is not None and response.token_ids is not None:
             before = np.concatenate([self._ids, np.asarray(response.token_ids[:-1], dtype=np.uint32)])
         generated = generated_length(response)
         changed = response.token_ids is None and generated is not None and output.length != generated
-        conversation = [*self.conversation, output, *said]
+        conversation = [*self.conversation, output, *messages]
         return ChatPrompt(self.form, conversation, before, self._repeated(response, conversation), changed)
 
     def _repeated(self, response: Response, conversation: Sequence[SentMessage]) -> int | None:
-        """Prompt and output tokens, if the template writes an old output like a new one."""
+        """Prompt and output tokens, if the template writes an old output like a new output."""
         prompt, output = response.record.prompt_tokens, response.record.output_tokens
         if prompt is None or not output:
             return None
@@ -217,7 +217,7 @@ class ChatPrompt:
         return prompt + output - 1 if head == prompt else None
 
     def answered(self, response: Response) -> SentMessage:
-        """The output as a message: generated ids, else the ids of its text, else its length."""
+        """Output as a message: generated token ids, else the ids of its text, else its length."""
         self.resolve(response)
         length = generated_length(response)
         if response.token_ids is not None:
@@ -228,7 +228,7 @@ class ChatPrompt:
         return SentMessage("assistant", response.text, None, ids, length)
 
     def resolve(self, response: Response) -> None:
-        """Compare the plan with the engine's report on this prompt; once."""
+        """Compare the planned tokens with the engine's report on this prompt; once."""
         if self._resolved:
             return
         self._resolved = True
@@ -241,8 +241,8 @@ class ChatPrompt:
         if reported is not None:
             differs = counts.check_ids(planned, reported, after_output=after_output) or differs
         by_usage = length is not None and record.tokens_source == "usage"
-        seen = by_usage or (reported is not None and planned is not None)
-        if after_output and record.status == "ok" and seen:
+        comparable = by_usage or (reported is not None and planned is not None)
+        if after_output and record.status == "ok" and comparable:
             counts.outputs += 1
             counts.outputs_changed += differs or self.output_changed
         if differs:
@@ -265,12 +265,12 @@ class ChatPrompt:
         ids = None if reported is None else self._tokens_at(reported, outputs[-1])
         self.conversation[outputs[-1]] = replace(output, ids=ids, length=length if ids is None else len(ids))
 
-    def _tokens_at(self, reported: TokenIds, at: int) -> TokenIds | None:
-        """Tokens of message ``at`` in the engine's prompt; null: not found."""
+    def _tokens_at(self, reported: TokenIds, index: int) -> TokenIds | None:
+        """Tokens of message ``index`` in the engine's prompt; null: absent."""
         emptied = list(self.conversation)
-        emptied[at] = replace(emptied[at], ids=np.zeros(0, dtype=np.uint32), length=0)
+        emptied[index] = replace(emptied[index], ids=np.zeros(0, dtype=np.uint32), length=0)
         around = self.form.text_maker.ids(emptied)
-        head = self.form.text_maker.ids(self.conversation, at)
+        head = self.form.text_maker.ids(self.conversation, index)
         if around is None or head is None or len(reported) < len(around):
             return None
         stop = len(reported) - (len(around) - len(head))

@@ -1,4 +1,4 @@
-"""Text of the target, learnt before a run: words that are one token each, and the chat template's tokens."""
+"""Text of the target, learnt before a run: words of one token each, and the chat template's tokens."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,32 +16,32 @@ from loadgen.text.tokenizer import LocalTokenizer, Tokenizer, TokenizerError
 from loadgen.text.words import UNPROVEN, Words, find_words, prove
 
 MOST_ORDERS = 256
-"""Orders of roles learnt before a run; a local tokenizer learns others later."""
+"""Orders of roles learnt before a run; a local tokenizer learns more later."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetText:
-    """Plain values; ``unknown`` says why nothing is promised of its prompts."""
+    """Words, template and tokenizer of the target, picklable; ``unknown``: why token counts are unverified."""
 
     words: Words
     gaps: Mapping[Order, Gaps]
     tokenizer: str | None = None
-    """Tokenizer's directory name, or ``engine``; null: none could be asked."""
+    """Tokenizer's directory name, or ``engine``; null: no tokenizer."""
     path: Path | None = None
-    """Of the tokenizer; null: the engine was asked."""
+    """Of the tokenizer; null: the engine's."""
     unknown: str | None = None
 
     def fingerprint(self, *, with_ids: bool = False) -> str:
-        """Digest of the words; ``with_ids``: also of their ids and the template's."""
+        """Digest of the words; ``with_ids``: also of their token ids and the template's."""
         parts: object = (self.words, *self.gaps.items()) if with_ids else self.words.texts
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-NO_TARGET = TargetText(UNPROVEN, {}, unknown="no tokenizer was asked")
+NO_TARGET = TargetText(UNPROVEN, {}, unknown="no tokenizer")
 
 
 def learn_target(tokenizer: Tokenizer, orders: Iterable[Order], path: Path | None = None) -> TargetText:
-    """Find the words and learn the template for each order. Where that fails, ``unknown`` says why."""
+    """Learn words and the template's tokens for each order of roles. ``unknown`` holds the reason of a failure."""
     try:
         words = find_words(tokenizer)
         prove(tokenizer, words, seed=0)
@@ -59,7 +59,7 @@ def learn_target(tokenizer: Tokenizer, orders: Iterable[Order], path: Path | Non
 
 @dataclass(slots=True)
 class TextMaker:
-    """Makes messages in words, and computes what they are in tokens."""
+    """Renders messages in words, and computes their tokens."""
 
     target: TargetText
     counts: PromptTokenCounts = field(default_factory=PromptTokenCounts)
@@ -70,7 +70,7 @@ class TextMaker:
     def __post_init__(self) -> None:
         self._gaps |= self.target.gaps
 
-    def say(self, planned: PlannedMessage) -> SentMessage:
+    def sent_message(self, planned: PlannedMessage) -> SentMessage:
         if not isinstance(planned, SyntheticMessage):
             return SentMessage(planned.role, planned.text, quoted=planned.message)
         return self.message(planned.role, self.target.words.numbers(planned.key, planned.tokens))
@@ -79,14 +79,14 @@ class TextMaker:
         return SentMessage(role, self.target.words.text(numbers), numbers, length=len(numbers))
 
     def ids(self, conversation: Sequence[SentMessage], before: int | None = None) -> TokenIds | None:
-        """Tokens of a conversation, or of what is before message number ``before``; null: unknown."""
+        """Tokens of a conversation, or of its part before message number ``before``; null: unknown."""
         if any(message.quoted is not None for message in conversation):
             return self._encoded(conversation) if before is None else None
         gaps = self.gaps(order_of(conversation))
         return None if gaps is None else compose(self.target.words, gaps, conversation, before)
 
     def length(self, conversation: Sequence[SentMessage], before: int | None = None) -> int | None:
-        """Length of ``ids``; known also where they are not."""
+        """Token count of ``ids``; known also where the ids are not."""
         if any(message.quoted is not None for message in conversation):
             token_ids = self.ids(conversation, before)
             return None if token_ids is None else len(token_ids)
@@ -119,5 +119,5 @@ class TextMaker:
 
 
 def open_text_maker(target: TargetText, *, encodes: bool = True) -> TextMaker:
-    """A worker's text maker; ``encodes``: also load the local tokenizer (seconds), to encode texts during the run."""
+    """Text maker of a worker; ``encodes``: also load the local tokenizer (seconds), to encode texts during the run."""
     return TextMaker(target, tokenizer=LocalTokenizer(target.path) if encodes and target.path is not None else None)

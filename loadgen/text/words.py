@@ -1,6 +1,6 @@
-"""Words whose tokens survive: any row of them, joined by spaces, is one token a word, at a message's start too.
+"""Words of one token each, in any row joined by spaces, also at the start of a message.
 
-Tokenizers cut a text at spaces first, so a property of two words holds for a row; ``prove`` checks it on random rows.
+Tokenizers split a text at spaces first, so a property of two words holds for a row; ``prove`` checks random rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,12 @@ from loadgen.text.tokenizer import Tokenizer, TokenizerError
 from tracefile.hashing.splitmix64 import mix64
 
 LEADER = "the"
-"""Word before each candidate, to see the candidate behind a space."""
+"""Word before each candidate, to get its token after a space."""
 MOST_WORDS = 2048
 FEWEST_WORDS = 64
-"""Fewer words: different prompts would too often begin alike."""
+"""Minimum of words: with fewer, different prompts would share prefixes too often."""
 FIRST_ID, LAST_ID, CHUNK = 256, 60_000, 4096
-"""Searched part of a vocabulary: behind bytes and special tokens, before the rarest words."""
+"""Searched range of token ids: after bytes and special tokens, before the rarest words."""
 PROOF_ROWS, PROOF_LENGTH = 8, 256
 
 COMMON = """
@@ -31,16 +31,16 @@ minute idea kid body back parent face others level office door health person art
 change morning reason research girl guy moment air teacher force education foot boy age policy music market
 sense plan college interest death
 """.split()  # noqa: SIM905 - a list of a hundred literals reads worse
-"""Common English words: candidates for a tokenizer that spells no ids, and what is said where there is no tokenizer."""
+"""Common English words: candidates for a tokenizer without /detokenize, and prompt words without a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Words by number; without a tokenizer their ids are unknown and empty."""
+    """Words by number, with their token ids; without a tokenizer the ids are empty."""
 
     texts: tuple[str, ...]
     starts: tuple[int, ...] = ()
-    """Ids of words at a start or without a space before."""
+    """Token ids of words at a start or without a space before."""
     follows: tuple[int, ...] = ()
 
     def numbers(self, key: int, count: int) -> TokenIds:
@@ -51,43 +51,43 @@ class Words:
         return " ".join([texts[number] for number in numbers.tolist()])
 
     def ids(self, numbers: TokenIds, *, spaced: bool = False) -> TokenIds:
-        """``spaced``: the first word is also behind a space."""
-        found = np.asarray(self.follows, dtype=np.uint32)[numbers]
-        if len(found) and not spaced:
-            found[0] = self.starts[int(numbers[0])]
-        return found
+        """Token ids of a row of words; ``spaced``: the first word is also after a space."""
+        ids = np.asarray(self.follows, dtype=np.uint32)[numbers]
+        if len(ids) and not spaced:
+            ids[0] = self.starts[int(numbers[0])]
+        return ids
 
 
 UNPROVEN = Words(tuple(COMMON))
-"""Words without a known tokenizer: most vocabularies have a token for each, without a promise."""
+"""Words without a known tokenizer: most vocabularies have a token for each, unverified."""
 
 
 def find_words(tokenizer: Tokenizer) -> Words:
-    """Raises TokenizerError if the vocabulary has too few words."""
-    found: dict[str, tuple[int, int]] = {}
+    """Words of one token each. Raises TokenizerError if the vocabulary has too few."""
+    words: dict[str, tuple[int, int]] = {}
     for candidates in _candidates(tokenizer):
-        found |= _kept(tokenizer, [word for word in candidates if word not in found])
-        if len(found) >= MOST_WORDS:
+        words |= _single_token_words(tokenizer, [word for word in candidates if word not in words])
+        if len(words) >= MOST_WORDS:
             break
-    if len(found) < FEWEST_WORDS:
-        raise TokenizerError(f"only {len(found)} words of its vocabulary survive re-tokenization")
-    texts = tuple(found)[:MOST_WORDS]
-    return Words(texts, tuple(found[text][0] for text in texts), tuple(found[text][1] for text in texts))
+    if len(words) < FEWEST_WORDS:
+        raise TokenizerError(f"only {len(words)} words of its vocabulary are single tokens")
+    texts = tuple(words)[:MOST_WORDS]
+    return Words(texts, tuple(words[text][0] for text in texts), tuple(words[text][1] for text in texts))
 
 
 def prove(tokenizer: Tokenizer, words: Words, seed: int) -> None:
-    """Encode random rows of words; raises TokenizerError unless each word is its one token."""
+    """Encode random rows of words. Raises TokenizerError unless each word is its one token."""
     for row in range(PROOF_ROWS):
         numbers = words.numbers(mix64(seed + row), PROOF_LENGTH)
         token_ids = tokenizer.encode(words.text(numbers))
         plain = np.array_equal(token_ids, words.ids(numbers))
-        # Vocabularies that write a space before every text have but one form of a word.
+        # Tokenizers that add a space before every text have one form of a word.
         if not plain and not np.array_equal(token_ids, words.ids(numbers, spaced=True)):
-            raise TokenizerError("rows of its words do not survive re-tokenization")
+            raise TokenizerError("its words change in re-tokenization")
 
 
 def _candidates(tokenizer: Tokenizer) -> Iterator[list[str]]:
-    """Plain lower-case words, a chunk of the vocabulary at a time."""
+    """Plain lower-case words, by chunks of token ids."""
     newline = tokenizer.encode("\n")
     yield COMMON
     if len(newline) != 1:
@@ -97,7 +97,7 @@ def _candidates(tokenizer: Tokenizer) -> Iterator[list[str]]:
         separated[::2] = np.arange(first, first + CHUNK)
         try:
             text = tokenizer.decode(separated.tolist())
-        except TokenizerError:  # past the vocabulary's end, or no /detokenize
+        except TokenizerError:  # beyond the vocabulary, or no /detokenize
             return
         yield sorted({word for line in text.split("\n") if _is_plain(word := line.strip(" "))})
 
@@ -106,8 +106,8 @@ def _is_plain(word: str) -> bool:
     return 3 <= len(word) <= 12 and word.isascii() and word.isalpha() and word.islower()
 
 
-def _kept(tokenizer: Tokenizer, candidates: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Candidates with one token in both places, and these tokens."""
+def _single_token_words(tokenizer: Tokenizer, candidates: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Candidates with one token both at the start and after a space, with these tokens."""
     leader = tokenizer.encode(LEADER)
     starts = _lines(tokenizer, candidates)
     follows = _lines(tokenizer, [f"{LEADER} {word}" for word in candidates])
@@ -119,18 +119,18 @@ def _kept(tokenizer: Tokenizer, candidates: Sequence[str]) -> dict[str, tuple[in
 
 
 def _lines(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
-    """Ids of each line, encoded together; raises TokenizerError if line ends cannot be found."""
+    """Token ids of each line, encoded together. Raises TokenizerError if line ends cannot be found."""
     if not lines:
         return []
     newline = tokenizer.encode("a\na")[1:-1]
     if len(newline) != 1:
-        raise TokenizerError("its line ends are no tokens of their own")
-    found: list[list[int]] = [[]]
+        raise TokenizerError("its line ends are not separate tokens")
+    ids: list[list[int]] = [[]]
     for token_id in tokenizer.encode("\n".join(lines)):
         if token_id == newline[0]:
-            found.append([])
+            ids.append([])
         else:
-            found[-1].append(token_id)
-    if len(found) != len(lines):
-        raise TokenizerError("its line ends are no tokens of their own")
-    return found
+            ids[-1].append(token_id)
+    if len(ids) != len(lines):
+        raise TokenizerError("its line ends are not separate tokens")
+    return ids

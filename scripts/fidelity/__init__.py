@@ -1,1 +1,1 @@
-"""Forecasts compared with captures of real engines."""
+"""Latency forecasts compared with captures of real engines."""

@@ -25,7 +25,6 @@ SITE = Path.home() / ".cache" / "kvtape" / "wheels"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     root = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     actions = root.add_subparsers(dest="action", required=True)
     capture = actions.add_parser("capture")
@@ -41,7 +40,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Capture, or evaluate."""
     began_s, args = time.monotonic(), parser().parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that engines are stopped too
     return _evaluate(args) if args.action == "evaluate" else _capture(args, began_s)

@@ -57,6 +57,5 @@ def engine(kind: EngineKind, work: Workspace, hidden: int, layers: int, *, prefi
 
 
 def facts(url: str) -> EngineFacts:
-    """Return the settings and counters that a running engine reports."""
     with ControlClient(url) as control:
         return control.facts()

@@ -1,4 +1,4 @@
-"""Evaluation of a round from its files: fit on the calibrations, forecast every gate, compare with its captures.
+"""Evaluation of a round from its files: fit calibrations, forecast latencies of every gate, compare with captures.
 
 Takes minutes and needs no engine, so it can be repeated after every change of the simulator.
 """
@@ -28,7 +28,7 @@ MIN_CELL = 20
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of a cohort of a gate."""
+    """Latency forecast errors of a cohort of a gate."""
 
     round: str
     gate: str
@@ -69,7 +69,6 @@ def evaluate_round(folder: Path, out: Path) -> list[Cell]:
 def _validated(
     folder: Path, work: Workspace, model: Path, capture: Capture, captures: dict[str, Capture]
 ) -> dict[str, Any]:
-    """Run ``sim validate`` and return its JSON object."""
     repeats = [Capture(capture.load, way).name for way in REPEATS.get(capture.way, ())]
     repeats = [name for name in repeats if name in captures]
     if capture.way in COLD_WAYS:

@@ -72,7 +72,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """Time per output token with ``AT_ONCE`` concurrent requests: total time over all tokens."""
 
     def service_ms(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Return the engine time of a cold request, in ms."""
+        """Return the engine time (prefill and decode) of a cold request, in ms."""
         per_token_ms = max(self.long_ms - self.short_ms, 0.0) / (LONG - SHORT)
         return self.short_ms + prompt_tokens * per_token_ms + output_tokens * self.output_ms
 
@@ -96,7 +96,6 @@ def as_way(name: str) -> Way:
 
 
 def capture_named(name: str) -> Capture:
-    """Return the capture of a trace's name."""
     ways = sorted(get_args(Way), key=len, reverse=True)
     way: Way = next((way for way in ways if name.endswith(f"-{way}")), "warm")
     return Capture(name.removesuffix(f"-{way}"), way)
@@ -134,7 +133,7 @@ def probe_engine(url: str, model: str) -> Probe:
 
 
 def sized_round(probe: Probe, scheduler: Sequence[str], cache_tokens: int, context: int) -> Round:
-    """Return calibrations and gates for an engine with this speed and cache size."""
+    """Return calibrations and gates for an engine with this speed and KV cache size."""
     session_ms, single_ms = (probe.service_ms(tokens, ANSWER) for tokens in (COLD_SESSION, COLD_SINGLE))
     at_once = int(scheduler[scheduler.index("--max-num-seqs") + 1])
     longest = min(LONGEST_PROMPT, context * 2 // 3, cache_tokens * 2 // 5)

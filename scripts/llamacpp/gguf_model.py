@@ -100,7 +100,6 @@ def add_weights(writer: gguf.GGUFWriter, generated: list[bool]) -> None:
 
 
 def main(tokenizer_directory: str, chat_template: str, out: str) -> None:
-    """Write the model to a temporary file, then rename it."""
     tokenizer = json.loads((Path(tokenizer_directory) / "tokenizer.json").read_text())
     partial = Path(out + ".partial")
     writer = gguf.GGUFWriter(partial, "llama")

@@ -1,4 +1,4 @@
-"""Serve a GGUF model with llama.cpp's HTTP server from the wheel xllamacpp.
+"""Serve a GGUF model with llama.cpp's HTTP server (slots, prefix cache) from the wheel xllamacpp.
 
     python server.py MODEL.gguf PORT [--slots 4] [--no-slot-save-path] ...
 
@@ -52,7 +52,6 @@ def parameters(args: argparse.Namespace) -> "xllamacpp.CommonParams":
 
 
 def main() -> None:
-    """Serve until SIGTERM or SIGINT."""
     server = xllamacpp.Server(parameters(parsed()))
     print("listening on", server.listening_address, flush=True)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})

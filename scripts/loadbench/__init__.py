@@ -1,1 +1,1 @@
-"""Clients and runs of the loadgen benchmark."""
+"""Clients and runs of the loadgen benchmark: errors of measured latencies, throughput."""

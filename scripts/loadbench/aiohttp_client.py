@@ -14,7 +14,6 @@ decode = msgspec.json.Decoder().decode
 
 
 async def send(session: aiohttp.ClientSession, url: str, body: bytes, number: int, out: TextIO) -> None:
-    """Send a request and read its events."""
     headers = {"Content-Type": "application/json", "X-Request-Id": f"r{number}"}
     read_ns: list[int] = []
     partial = b""

@@ -47,7 +47,7 @@ def read_load() -> ClientLoad:
 
 
 def keep(out: TextIO, request_id: str, sent_ns: int, read_ns: list[int]) -> None:
-    """Write the line of a request: TTFT and time of every read, from its send time."""
+    """Write the line of a request: TTFT and time of every read (token events), from its send time."""
     since_ns = [at_ns - sent_ns for at_ns in read_ns]
     record = {"request_id": request_id, "ttft_ns": since_ns[0] if since_ns else None, "reads_ns": since_ns}
     out.write(json.dumps({**record, "e2e_ns": time.perf_counter_ns() - sent_ns}) + "\n")

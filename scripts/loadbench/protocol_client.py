@@ -43,7 +43,7 @@ class Connection(asyncio.Protocol):
 
 
 class Ceiling:
-    """A run of the load on bare Protocols."""
+    """Throughput ceiling: a run of the load on bare Protocols."""
 
     def __init__(self, load: ClientLoad, out: TextIO) -> None:
         self._load, self._out, self._bodies = load, out, load.bodies()

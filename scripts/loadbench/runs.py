@@ -1,4 +1,4 @@
-"""Runs of a client on a case, against a reference server on another core, compared with the server's log."""
+"""Runs of a client on a case, against a reference server on another core; latencies compared with the server's log."""
 
 import json
 import os
@@ -30,7 +30,7 @@ Sample = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Load, and the pace of the server's responses."""
+    """Load, and the pace of the server's tokens."""
 
     name: str
     output_tokens: int
@@ -86,7 +86,7 @@ def reference(name: str, module: str) -> Client:
 
 
 def loadgen(case: Case, url: str, folder: Path) -> list[str]:
-    """Return the command of loadgen with complete recording: hashes, records, trace."""
+    """Return the command of loadgen with complete recording: block hashes, records, trace."""
     arrivals = ["--parallel", str(case.parallel)]
     if case.rate is not None:
         arrivals = ["--pattern", "constant", "--rate", f"{case.rate:g}"]
@@ -186,7 +186,7 @@ def figures_of(
 
 
 def steady_rate(received: Times) -> float:
-    """Return the requests per second in the steady part; 0 with fewer than 2 requests."""
+    """Return the throughput in requests per second in the steady part; 0 with fewer than 2 requests."""
     if len(received) < 2:
         return 0.0
     first, last = int(received.min()), int(received.max())
@@ -195,7 +195,7 @@ def steady_rate(received: Times) -> float:
 
 
 def ttft_errors_ms(served: Iterable[Served], reported_ns: Mapping[str, float]) -> Sample:
-    """Return client TTFT − server TTFT of each request with both."""
+    """Return client TTFT − server TTFT (first-token latency) of each request with both."""
     pairs = ((reported_ns.get(request.request_id), request.ttft_ns) for request in served)
     return np.array([(client - server) / 1e6 for client, server in pairs if client is not None and server is not None])
 

@@ -1,1 +1,1 @@
-"""Clients and proxies of the tap benchmark."""
+"""Clients and proxies of the tap benchmark: added latency, throughput."""

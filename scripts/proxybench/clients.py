@@ -1,4 +1,4 @@
-"""Clients of the proxy benchmark: concurrent streams or sequential requests, with a timestamp per read."""
+"""Clients of the proxy benchmark: concurrent streams or sequential requests; latency from a timestamp per read."""
 
 import asyncio
 import json
@@ -21,7 +21,6 @@ class Prompt(NamedTuple):
         return cls(json.dumps([10_000 + number % 50_000 for number in range(tokens)], separators=(",", ":")), tokens)
 
     def request(self, request_id: str, output_tokens: int) -> bytes:
-        """Return a streamed completion request."""
         body = b'{"model":"m","prompt":%b,"max_tokens":%d,"stream":true}' % (self.text.encode(), output_tokens)
         head = b"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nX-Request-Id: %b\r\n" % request_id.encode()
         return head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -37,7 +36,6 @@ class Client(asyncio.Protocol):
         self._ended: asyncio.Future[bool] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def send(self, request: bytes) -> "asyncio.Future[bool]":
@@ -56,11 +54,9 @@ class Client(asyncio.Protocol):
             self._end(complete=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail the response if it is incomplete."""
         self._end(complete=False)
 
     def close(self) -> None:
-        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 

@@ -1,1 +1,1 @@
-"""Measurements of the simulator benchmark."""
+"""Measurements of the simulator benchmark: scheduler steps and requests per second."""

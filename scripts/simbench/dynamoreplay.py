@@ -16,7 +16,7 @@ from dynamo.replay import run_trace_replay
 
 
 def main() -> None:
-    """Replay once and print times and hits."""
+    """Replay once and print times and prefix hits."""
     trace, engine, options = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
     wall, cpu = perf_counter(), process_time()
     report = run_trace_replay(

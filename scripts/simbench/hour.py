@@ -15,7 +15,7 @@ from tracefile.files.reading import load_trace
 
 
 def bench_hour(trace: Path, model: Model, runs: int) -> Figures:
-    """Measure the simulation of requests in memory, with the noise of every step; return times and counts."""
+    """Measure the simulation of requests in memory, with the noise of every scheduler step; return times and counts."""
     meta, records = load_trace(trace)
     arrivals = plan_arrivals(meta, records, model.engine.block_size)
     walls, cpus = [], []

@@ -60,7 +60,7 @@ def show(trace: Path) -> Figures:
 
 
 def synthetic_arrivals(requests: int, block_size: int) -> Arrivals:
-    """Return random requests, in the columns of a trace."""
+    """Return random requests (arrivals, tokens, block hashes), in the columns of a trace."""
     rng, blocks = np.random.default_rng(1), PROMPT_TOKENS // block_size
     shares = zip(rng.integers(0, SESSIONS, requests).tolist(), rng.integers(0, blocks, requests).tolist(), strict=True)
     columns = {

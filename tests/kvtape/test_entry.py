@@ -19,7 +19,7 @@ def run_script(name: str, monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 @pytest.mark.parametrize("name", ["kvtape", "tap", "sim.exe"])
-def test_a_script_runs_the_command_of_its_name(
+def test_script_runs_the_command_of_the_script_name(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     programs = list[str]()
@@ -40,13 +40,13 @@ def test_a_script_runs_the_command_of_its_name(
         SimpleNamespace(submodule_search_locations=None, origin="/other/tap.py"),
     ],
 )
-def test_foreign_tap_is_detected_before_its_import(
+def test_foreign_tap_is_detected_before_import(
     spec: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(entry, "find_spec", lambda room: spec if room == "tap" else find_spec(room))
+    monkeypatch.setattr(entry, "find_spec", lambda package: spec if package == "tap" else find_spec(package))
     assert run_script("tap", monkeypatch) == 2
-    place = (spec.submodule_search_locations or [spec.origin])[0]
+    location = (spec.submodule_search_locations or [spec.origin])[0]
     assert capsys.readouterr().err == (
-        f"tap: error: tap is imported from {place}, not from {Path(entry.__file__).parent.parent}; "
+        f"tap: error: tap is imported from {location}, not from {Path(entry.__file__).parent.parent}; "
         "expected a separate environment: pipx install kvtape, or uv tool install kvtape\n"
     )

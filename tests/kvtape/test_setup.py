@@ -100,8 +100,8 @@ def check(name: str, capsys: pytest.CaptureFixture[str], *argv: str) -> list[str
     return next(each[1:] for each in json.loads(capsys.readouterr().out)["checks"] if each[0] == name)
 
 
-def target(dialect: Dialect, **told: bool) -> Target:
-    return Target("http://h:1", "tiny", Recognised(dialect, ""), read_facts("", "", ""), **told)
+def target(dialect: Dialect, **reported: bool) -> Target:
+    return Target("http://h:1", "tiny", Recognised(dialect, ""), read_facts("", "", ""), **reported)
 
 
 @pytest.mark.usefixtures("key_file")

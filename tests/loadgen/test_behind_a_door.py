@@ -29,7 +29,7 @@ def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedEn
         yield engine
 
 
-def test_one_wrong_thing_at_a_time_is_named(
+def test_bad_rows_name_line_and_field(
     door: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def refused(url: str, *flags: str) -> str:

@@ -18,7 +18,7 @@ SHOWN = re.compile(r"(?:^|`)loadgen (?!sweep)(.*?)(?:$|`)", re.MULTILINE)
 COMMANDS = SHOWN.findall(PAGE)
 
 
-def test_every_pattern_and_dataset_has_its_row() -> None:
+def test_all_patterns_and_datasets_have_a_row() -> None:
     rows = set(re.findall(r"^\| `([\w-]+)`", PAGE, re.MULTILINE))
     assert rows >= {*get_args(Pattern), *DATASETS, RANDOM}
     assert len(COMMANDS) > 15
@@ -34,7 +34,7 @@ def test_the_sweep_is_a_plan_of_eight_runs() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_taken(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_commands_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "day.csv").write_text("t_s,rate\n0,2\n60,0\n")
     for name in re.findall(r"--dataset [\w-]+:(\S+)", command):

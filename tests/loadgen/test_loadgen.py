@@ -55,7 +55,7 @@ def test_sessions_go_on_from_the_real_answers(engine: Any, tmp_path: Path) -> No
     assert all(body["min_tokens"] == body["max_tokens"] and body["ignore_eos"] for body in engine.seen)
 
 
-def test_the_trace_tells_the_hits_that_the_engine_had(engine: Any, tmp_path: Path) -> None:
+def test_trace_records_prefix_hits(engine: Any, tmp_path: Path) -> None:
     """Real answers fed back: decode-filled blocks are hit, and the trace's hashes say exactly which."""
     trace = tmp_path / "t.jsonl"
     assert load(engine, trace, SESSIONS) == 0
@@ -78,7 +78,7 @@ def test_the_trace_tells_the_hits_that_the_engine_had(engine: Any, tmp_path: Pat
     assert {record.cached_tokens for record in records if record.turn == 1} == {0, 64}
 
 
-def test_hashes_and_ids_are_what_a_tap_with_this_key_records(engine: Any, tmp_path: Path) -> None:
+def test_hashes_and_ids_equal_a_tap_with_the_same_key(engine: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     assert load(engine, trace, SESSIONS) == 0
     _, records = load_trace(trace)
@@ -97,12 +97,10 @@ def test_hashes_and_ids_are_what_a_tap_with_this_key_records(engine: Any, tmp_pa
             assert len(chain) == ((turn.prompt_tokens or 0) + (turn.output_tokens or 0) - 1) // 16
 
 
-def test_without_ids_the_session_goes_on_from_stand_ins_and_says_so(
-    engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stand_in_tokens_without_token_ids(engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine.returns_ids = False
     assert load(engine, tmp_path / "t", SESSIONS) == 0
-    assert "returned no token ids for 18 answers" in capsys.readouterr().out
+    assert "returned no token ids for 18 outputs" in capsys.readouterr().out
     _, records = load_trace(tmp_path / "t")
     assert all(record.output_block_hashes is None for record in records)
     assert {record.turn for record in records} == {1, 2, 3}
@@ -115,21 +113,21 @@ def test_a_url_alone_is_enough(
     engine.running, engine.waiting, engine.has_reset, engine.reports_cached = 2, 1, False, False
     assert main(["--url", engine.url, "--number", "4"]) == 0
     out, err = capsys.readouterr()
-    started, busy, *others = err.splitlines()
+    started, busy, *warnings = err.splitlines()
     assert started.startswith(f"loadgen: {engine.url} · model scripted · vllm 9.9 ")
     assert "not idle: 2 requests running, 1 waiting" in busy
     # The first responses tell what no call before them could.
-    assert others == [
+    assert warnings == [
         "warning: the engine reports no cached tokens: hits stay unknown; start vllm with "
         "--enable-prompt-tokens-details"
     ]
-    assert out.startswith("closed loop: 4 sent in ")
+    assert out.startswith("done: 4 of 4 requests ok in ")
     assert "  trace               loadgen.jsonl.zst\n" in out
     meta, records = load_trace("loadgen.jsonl.zst")
     assert (len(records), meta.workload and meta.workload.pattern) == (4, "closed loop")
 
 
-def test_an_slo_decides_the_exit_code_once_everything_is_told(
+def test_missed_slo_sets_the_exit_code_after_the_summary(
     engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = ["--rate", "100", "--number", "3", "--gpus", "2"]
@@ -172,7 +170,7 @@ def run_command(engine_url: str, trace: Path, *flags: str) -> "subprocess.Popen[
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_keeps_what_was_done(engine: Any, tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupt_completes_the_trace(engine: Any, tmp_path: Path, number: signal.Signals) -> None:
     engine.stalls = True
     trace = tmp_path / "t.jsonl"
     running = run_command(engine.url, trace, "--rate", "50", "--number", "1000")
@@ -182,7 +180,7 @@ def test_an_interrupt_keeps_what_was_done(engine: Any, tmp_path: Path, number: s
     running.send_signal(number)
     out, err = running.communicate(timeout=20)
     assert running.returncode == 130, err
-    assert f"cut short ({number.name})" in out
+    assert f"stopped ({number.name})" in out
     assert "Traceback" not in err
     _, records = load_trace(trace)
     assert len(records) == len(engine.seen) >= 5

@@ -25,12 +25,12 @@ def ran(folder: Path, pace: Pace, flags: list[str]) -> tuple[Meta, list[Record],
         truth = server.log()
     meta, records = load_trace(trace)
     key = load_key()
-    served = {RequestId(keyed_id(key, "request", one.request_id)): one for one in truth.served}
+    served = {RequestId(keyed_id(key, "request", entry.request_id)): entry for entry in truth.served}
     assert len(served) == len(truth.served)
     return meta, records, served
 
 
-def test_every_request_is_there_once_with_every_token_in_its_read(tmp_path: Path) -> None:
+def test_log_has_each_request_once_with_all_tokens(tmp_path: Path) -> None:
     server = Pace(ttft_low_ms=1.0, ttft_high_ms=6.0, gap_ms=2.0, tokens_per_write=3, prompt_tokens=40)
     load = ["--pattern", "constant", "--rate", "100", "--number", "60", "--prompt-tokens", "40"]
     _, records, served = ran(tmp_path, server, [*load, "--output-tokens", "1:20", "--seed", "3"])
@@ -62,7 +62,7 @@ def test_answers_are_hashed_as_they_were_sent(tmp_path: Path) -> None:
         assert record.output_block_hashes == hasher.extend(record.block_hashes[-1], answer[:-1])
 
 
-def test_a_client_never_says_less_than_the_truth(tmp_path: Path) -> None:
+def test_client_ttft_is_never_below_server_ttft(tmp_path: Path) -> None:
     load = ["--pattern", "constant", "--rate", "80", "--number", "80", "--prompt-tokens", "32", "--output-tokens", "2"]
     _, records, served = ran(tmp_path, Pace(ttft_low_ms=1.0, ttft_high_ms=5.0), load)
     for record in records:

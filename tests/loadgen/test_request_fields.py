@@ -35,8 +35,8 @@ def test_fields_of_a_load_and_of_its_replay(engine: Any, tmp_path: Path) -> None
     for name in ("t", "r"):
         meta, records = load_trace(tmp_path / name)
         assert meta.workload is not None
-        told: Any = meta.workload.extra["extra_body"]
-        assert (told["temperature"], told["cache_salt"], told["stop"]) == (0.7, "…", ["…", "…"])
+        recorded: Any = meta.workload.extra["extra_body"]
+        assert (recorded["temperature"], recorded["cache_salt"], recorded["stop"]) == (0.7, "…", ["…", "…"])
         assert "tenant" not in (tmp_path / name).read_text()
     # The salt is part of the engine's keys, so it is part of the chain.
     salted = BlockHasher(load_key(), model="scripted", cache_salt="tenant")

@@ -16,7 +16,7 @@ from loadgen.__main__ import main
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.workload import Workload
 from loadgen.runs.outcome import RunOutcome, recorded
-from loadgen.runs.summary import Ending, end_run
+from loadgen.runs.summary import RunResult, end_run
 from loadgen.sweeping import warm_up_of
 from loadgen.sweepplan import in_order, parse_sweep
 from measure.sweepindex import INDEX, SweepRun, read_sweep
@@ -40,10 +40,10 @@ FAILING: dict[str, InputError | None] = {}
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LoadConfig]]:
     """Loads that a sweep sends, in order, each recorded at once as two requests of 5 ms."""
-    found: list[LoadConfig] = []
+    configs: list[LoadConfig] = []
 
-    def send(config: LoadConfig, place: object) -> Ending:
-        found.append(config)
+    def send(config: LoadConfig, position: object) -> RunResult:
+        configs.append(config)
         name = config.trace.name.partition(".")[0]
         if (error := FAILING.get(name)) is not None:
             raise error
@@ -67,7 +67,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LoadConfig]]:
         return end_run(outcome, config, pattern="", facts=facts, notes=["seen once"])
 
     monkeypatch.setattr("loadgen.sweeping.send_load", send)
-    yield found
+    yield configs
     FAILING.clear()
 
 
@@ -83,14 +83,14 @@ def ordered(labels: str, points: Sequence[float], repeats: int) -> str:
     return " ".join(f"{label}{point:g}" for label, point, _ in in_order(labels, points, repeats))
 
 
-def test_labels_take_turns_and_turn_again_at_each_repeat() -> None:
+def test_label_order_alternates_and_reverses_at_each_repeat() -> None:
     assert ordered("AB", [8, 16, 24], 2) == "A8 B8 B16 A16 A24 B24 B8 A8 A16 B16 B24 A24"
     assert ordered("AB", [8, 16], 2) == "A8 B8 B16 A16 B8 A8 A16 B16"
     assert ordered("ABC", [8, 16], 1) == "A8 B8 C8 C16 B16 A16"
     assert ordered("A", [0.5, 1], 2) == "A0.5 A1 A0.5 A1"
 
 
-def test_each_run_is_a_command_of_its_own() -> None:
+def test_sweep_runs_are_separate_commands() -> None:
     words = "--rate 0.5,2 --parallel 9 --duration 60s --variant"
     plan = parse_sweep([*words.split(), "chat/A: --url http://a --header 'X: y'", "--variant", "B: --url http://b"])
     assert [run.name for run in plan.runs] == ["chat-A-rate0.5-r1", "B-rate0.5-r1", "B-rate2-r1", "chat-A-rate2-r1"]
@@ -119,17 +119,17 @@ def test_a_warm_up_is_a_closed_loop_of_single_requests(load: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        ("--url http://a --number 1", "--parallel, --rate: missing; expected the points, as --parallel 8,16,24"),
-        ("--url http://a --parallel 8,x", "--parallel: '8,x'; expected numbers with commas between them"),
-        ("--url http://a --parallel 8,16 --rate 1,2 --number 1", "--parallel, --rate: several of both; expected"),
+        ("--url http://a --number 1", "--parallel, --rate: missing; expected points such as --parallel 8,16,24"),
+        ("--url http://a --parallel 8,x", "--parallel: '8,x'; expected numbers with commas"),
+        ("--url http://a --parallel 8,16 --rate 1,2 --number 1", "--parallel, --rate: several values of both;"),
         ("--parallel 8 --variant '--url http://a'", "--variant: '--url http://a'; expected 'LABEL: FLAGS'"),
         (
             "--parallel 8 --variant 'A: --url http://a' --variant 'A: --url http://b'",
-            "--variant A: beside A; expected labels",
+            "--variant A: same file name as A; expected different labels",
         ),
     ],
 )
-def test_bad_flags_are_one_line_before_anything(flags: str, error: str) -> None:
+def test_bad_flags_are_one_line_before_any_request(flags: str, error: str) -> None:
     with pytest.raises(InputError) as raised:
         parse_sweep(shlex.split(flags))
     assert str(raised.value).startswith(error)
@@ -156,24 +156,22 @@ def test_a_and_b_get_the_same_load_each_on_an_empty_cache(
         assert cached == {(1, False), (2, True)}
         assert meta.workload is not None
         assert (meta.workload.extra["sweep"]["warm_up_requests"], meta.workload.extra["sweep"]["cache"]) == (1, "reset")
-    (one, first), (two, second) = loads[:2]
-    assert one.workload is not None
-    assert two.workload is not None
-    assert one.workload.digest == two.workload.digest
+    (meta, first), (other_meta, second) = loads[:2]
+    assert meta.workload is not None
+    assert other_meta.workload is not None
+    assert meta.workload.digest == other_meta.workload.digest
     assert {record.request_id for record in first} == {record.request_id for record in second}
     assert "loadgen sweep: run 3 of 4, B-p2-r1\n  4 of 4 requests in " in printed.err
-    assert printed.out.splitlines()[0] == "4 of 4 runs are done; to compare them:"
+    assert printed.out.splitlines()[0] == "4 of 4 runs done; compare them with:"
     shown = json_of(report, ["show", str(folder)])
-    assert [point["name"] for point in shown["points"]] == [f"{one} at concurrency {n}" for one in "AB" for n in (1, 2)]
+    assert [point["name"] for point in shown["points"]] == [f"{tag} at concurrency {n}" for tag in "AB" for n in (1, 2)]
 
 
-def test_without_a_reset_every_run_sends_other_tokens(
-    engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_different_tokens_without_cache_reset(engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine.has_reset = False
     assert main(sweep(tmp_path / "s", "--parallel", "1,2", "--url", engine.url)) == 0
-    said = capsys.readouterr()
-    assert "note: s: no cache reset, so every run sends other tokens, in the same lengths" in said.err
+    captured = capsys.readouterr()
+    assert "note: s: no reset of the prefix cache: every run sends different tokens" in captured.err
     prompts = [tuple(body["prompt"]) for body in engine.seen]
     assert len(prompts) == len(set(prompts)) == 4
     assert {len(prompt) for prompt in prompts} == {40}
@@ -182,7 +180,7 @@ def test_without_a_reset_every_run_sends_other_tokens(
     assert len({nonce.partition("~")[0] for nonce in nonces}) == 1
 
 
-def test_a_failed_run_is_kept_and_the_next_goes_on(
+def test_failed_run_is_recorded_and_the_sweep_continues(
     engine: Any, sent: list[LoadConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     variants = ["--variant", f"A: --url {engine.url}", "--variant", f"B: --url {engine.url}/v1 --timeout 90s"]
@@ -193,9 +191,9 @@ def test_a_failed_run_is_kept_and_the_next_goes_on(
     runs = read_sweep(tmp_path / "s")
     assert names(runs) == [("A-p1-r1", "done"), ("B-p1-r1", "failed"), ("B-p2-r1", "failed"), ("A-p2-r1", "done")]
     assert [run.reason for run in runs[1:3]] == ["no request completed (2 http_503)", "--url: connection refused"]
-    said = capsys.readouterr()
-    assert "  FAILED: no request completed (2 http_503)" in said.err
-    assert "B-p1-r1: FAILED: no request completed (2 http_503)" in said.out
+    captured = capsys.readouterr()
+    assert "  FAILED: no request completed (2 http_503)" in captured.err
+    assert "B-p1-r1: FAILED: no request completed (2 http_503)" in captured.out
     FAILING.clear()
     sent.clear()
     assert main(flags) == 0  # the engine works again: failed runs are made again, and only those
@@ -203,7 +201,7 @@ def test_a_failed_run_is_kept_and_the_next_goes_on(
     assert [status for _, status in names(read_sweep(tmp_path / "s"))] == ["done"] * 4
 
 
-def test_only_the_same_sweep_goes_on_in_a_folder(engine: Any, sent: list[LoadConfig], tmp_path: Path) -> None:
+def test_folder_of_another_sweep_is_refused(engine: Any, sent: list[LoadConfig], tmp_path: Path) -> None:
     folder = tmp_path / "s"
     flags = sweep(folder, "--parallel", "1", "--url", engine.url)
     assert main(flags) == 0
@@ -220,7 +218,7 @@ def test_only_the_same_sweep_goes_on_in_a_folder(engine: Any, sent: list[LoadCon
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
-def test_a_sweep_that_was_ended_goes_on_with_what_is_missing(engine: Any, tmp_path: Path, ended_by: int) -> None:
+def test_interrupted_sweep_continues_with_missing_runs(engine: Any, tmp_path: Path, ended_by: int) -> None:
     folder, engine.has_reset = tmp_path / "s", False
     flags = sweep(folder, "--parallel", "1,2", "--url", engine.url)
     running = WarmPopen([sys.executable, "-m", "loadgen", *flags], stderr=subprocess.PIPE, text=True)
@@ -231,14 +229,14 @@ def test_a_sweep_that_was_ended_goes_on_with_what_is_missing(engine: Any, tmp_pa
         assert running.poll() is None
         time.sleep(0.01)
     first, second = read_sweep(folder)
-    assert (first.status, second.status, second.reason) == ("done", "cut", "begun, and not ended")
+    assert (first.status, second.status, second.reason) == ("done", "cut", "started, not ended")
     running.send_signal(ended_by)
-    _, said = running.communicate(timeout=20)
+    _, err = running.communicate(timeout=20)
     engine.first_token_s = 0.0
     if ended_by == signal.SIGINT:
         assert running.returncode == 130
         assert read_sweep(folder)[1].reason == "SIGINT"
-        assert said.splitlines()[-1] == f"loadgen sweep: interrupted; to go on: {shlex.join(['loadgen', *flags])}"
+        assert err.splitlines()[-1] == f"loadgen sweep: interrupted; continue with: {shlex.join(['loadgen', *flags])}"
     sent = len(engine.seen)
     assert main(flags) == 0
     assert len(engine.seen) == sent + 2

@@ -51,14 +51,12 @@ def test_ids_are_refused_and_the_message_names_text(tmp_path: Path) -> None:
     with text_server() as url, pytest.raises(InputError) as refused:
         main(["--url", url, "--model", "m", "-o", str(tmp_path / "t"), *FLAGS])
     assert str(refused.value) == (
-        "--api completions: the engine takes text, no token ids (HTTP 400); expected --api chat, with --tokenizer PATH "
-        "for exact lengths"
+        "--api completions: the engine accepts text but no token ids (HTTP 400); expected --api chat, with --tokenizer "
+        "PATH for exact lengths"
     )
 
 
-def test_a_stream_that_says_why_it_ended_is_whole_without_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stream_with_finish_reason_is_complete_without_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chat = ("--api", "chat", "--turns", "2", "--pattern", "multiturn")
     with text_server() as url:
         assert main(["--url", url, "--model", "m", "-o", str(tmp_path / "t"), *FLAGS, *chat]) == 0

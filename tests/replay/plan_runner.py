@@ -99,7 +99,7 @@ class Player:
     def _end(self, send: Send, request: PlannedRequest, became: Outcome, now_ms: float) -> None:
         self._in_flight -= 1
         self.played.ended_ms[request.request_id] = now_ms
-        told = became.completion
+        completion = became.completion
         record = Record(
             request_id=request.request_id,
             session_id=request.session_id,
@@ -108,11 +108,11 @@ class Player:
             e2e_ms=became.took_ms,
             status=became.status,
             error=became.error,
-            prompt_tokens=told.prompt_tokens if told else request.prompt_tokens,
-            output_tokens=told.output_tokens if told else request.max_tokens * (request.n or 1),
-            cached_tokens=told.cached_tokens if told else None,
+            prompt_tokens=completion.prompt_tokens if completion else request.prompt_tokens,
+            output_tokens=completion.output_tokens if completion else request.max_tokens * (request.n or 1),
+            cached_tokens=completion.cached_tokens if completion else None,
         )
-        token_ids = None if became.status != "ok" else told.token_ids if told else self._generated(request)
+        token_ids = None if became.status != "ok" else completion.token_ids if completion else self._generated(request)
         answer = Response(record, now_ms, token_ids, None, "")
         for following in send.then(answer):
             self._push(now_ms + (following.due_ms or 0.0), 1, partial(self._start, following))
@@ -149,5 +149,5 @@ def posted(url: str) -> Outcomes:
 
 def body(request: PlannedRequest) -> dict[str, object]:
     """The request's JSON."""
-    found: dict[str, object] = msgspec.json.decode(request.body)
-    return found
+    body: dict[str, object] = msgspec.json.decode(request.body)
+    return body

@@ -33,7 +33,7 @@ def text(*lines: dict[str, Any] | str, meta: dict[str, Any] | None = None) -> st
 
 REFUSED = {
     "no lines": ("", ":1: no lines"),
-    "only a header": (text(), "no request that can be sent"),
+    "only a header": (text(), "no request to send"),
     "negative prompt": (text(line("a", prompt_tokens=-1)), ":2: prompt_tokens: -1; expected >= 0"),
     "empty prompt": (text(line("a", prompt_tokens=0, block_hashes=[])), ":2: prompt_tokens: 0; expected 1 or more"),
     "NaN": (text('{"request_id": "a", "arrival_ms": NaN}'), ":2: NaN or Infinity"),
@@ -50,20 +50,20 @@ REFUSED = {
     "more true hashes than hashes": (text(line("a", hashable_blocks=3)), ":2: hashable_blocks: 3"),
     "a hash of words": (text(line("a", block_hashes=["x", 2])), ":2: block_hashes[0]: Expected `int`, got `str`"),
     "a negative hash": (text(line("a", block_hashes=[1, -2])), ":2: block_hashes: a hash outside 64 bits"),
-    "the same id twice": (text(line("a"), line("b"), line("a")), ":4: request_id: as on line 2"),
+    "the same id twice": (text(line("a"), line("b"), line("a")), ":4: request_id: duplicate of line 2"),
     "a cycle of three": (
         text(line("a", parent_id="c"), line("b", parent_id="a"), line("c", parent_id="b")),
-        "parent_id: a cycle; expected parents to come first",
+        "parent_id: a cycle; expected parents before children",
     ),
     "an id that is no header": (text(line("a\r\nX-Evil: 1")), ":2: request_id: "),
     "broken in its middle": (text(line("a"), '{"request_id": "b"', line("c")), ":3: not JSON"),
-    "nothing generates": (text(line("a", endpoint="/v1/embeddings")), "no request that can be sent; 1 no generation"),
-    "nothing is known": (text({"request_id": "a"}), "no request that can be sent"),
+    "nothing generates": (text(line("a", endpoint="/v1/embeddings")), "no request to send; 1 no generation"),
+    "nothing is known": (text({"request_id": "a"}), "no request to send"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_is_refused_by_name(tmp_path: Path, traces: ModuleType, name: str) -> None:
+def test_bad_traces_are_refused(tmp_path: Path, traces: ModuleType, name: str) -> None:
     content, message = REFUSED[name]
     source = tmp_path / "trace.jsonl"
     source.write_text(content)
@@ -98,7 +98,7 @@ HANDLED: dict[str, tuple[str, list[tuple[str, float]]]] = {
 
 
 @pytest.mark.parametrize("name", HANDLED)
-def test_it_is_sent_all_the_same(tmp_path: Path, traces: ModuleType, runner: ModuleType, name: str) -> None:
+def test_unusual_requests_are_sent(tmp_path: Path, traces: ModuleType, runner: ModuleType, name: str) -> None:
     content, sent = HANDLED[name]
     source = tmp_path / "trace.jsonl"
     source.write_text(content)
@@ -159,7 +159,7 @@ ORDEALS = st.builds(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ordeal=ORDEALS)
 @example(ordeal=Ordeal([(0, "status", "error"), (0, "output_tokens", None)], sessions=True, failing={"b"}, shards=2))
-def test_whatever_a_record_says_the_trace_is_refused_or_every_request_accounted_for(
+def test_random_records_are_refused_or_accounted_for(
     tmp_path: Path, traces: ModuleType, runner: ModuleType, ordeal: Ordeal
 ) -> None:
     source = tmp_path / "mutated.jsonl"

@@ -47,19 +47,19 @@ def session(tmp_path: Path, traces: ModuleType) -> Path:
         traces.request(
             name,
             parent_id=parent,
-            arrival_ms=10.0 * place,
+            arrival_ms=10.0 * index,
             prompt_tokens=prompt,
             output_tokens=output,
             block_hashes=blocks,
             output_block_hashes=generated,
         )
-        for place, (parent, (name, prompt, output, blocks, generated)) in enumerate(zip(parents, turns, strict=True))
+        for index, (parent, (name, prompt, output, blocks, generated)) in enumerate(zip(parents, turns, strict=True))
     ]
     return Path(traces.written(tmp_path / "session.jsonl", records, BLOCK))
 
 
 @pytest.mark.parametrize("name", WITH_IDS)
-def test_a_session_hits_what_it_hit_on_any_engine_that_tells_ids(
+def test_session_replay_hits_as_captured_with_token_ids(
     name: DialectName, start: Callable[[str], Any], session: Path, traces: ModuleType, runner: ModuleType
 ) -> None:
     engine = start(name)
@@ -88,7 +88,7 @@ def test_the_plain_api_makes_no_promises(
 
 
 @pytest.mark.parametrize("name", WITH_IDS)
-def test_the_shape_of_requests_is_told_as_each_engine_takes_it(
+def test_request_fields_by_dialect(
     name: DialectName, start: Callable[[str], Any], traces: ModuleType, runner: ModuleType, tmp_path: Path
 ) -> None:
     source = traces.written(
@@ -135,8 +135,8 @@ def test_adapters_are_named_as_each_engine_knows_them(
         traces.opened(source, dialect=name, loras={"law": adapter, "bare": ""}).plan(), runner.posted(engine.url)
     )
     assert engine.refusals == []
-    told = [{key: body[key] for key in ("model", "lora", "lora_request") if key in body} for body in engine.seen]
-    assert told == [fields, {"model": "m"}, {"model": "m"}]
+    models = [{key: body[key] for key in ("model", "lora", "lora_request") if key in body} for body in engine.seen]
+    assert models == [fields, {"model": "m"}, {"model": "m"}]
     assert [record.lora for record in played.records] == ["law", "bare", None]
 
 
@@ -182,7 +182,7 @@ def test_a_reset_that_did_not_work_is_an_error(
         ({"/v1/models": "not JSON", "/props": "[]", "/metrics": "\x00\n\n"}, None, "no evidence of another engine"),
     ],
 )
-def test_an_engine_is_known_by_what_it_says(answers: dict[str, str], expected: Any, evidence: str) -> None:
+def test_engine_is_detected_by_its_responses(answers: dict[str, str], expected: Any, evidence: str) -> None:
     class Control(ControlClient):
         def __init__(self) -> None:
             """No connection."""
@@ -190,6 +190,6 @@ def test_an_engine_is_known_by_what_it_says(answers: dict[str, str], expected: A
         def text(self, path: str) -> str:
             return answers.get(path, "")
 
-    found = find_dialect(Control(), "auto")
-    assert (found.certain, found.evidence) == (expected is not None, evidence)
-    assert expected is None or found.dialect is expected
+    recognition = find_dialect(Control(), "auto")
+    assert (recognition.certain, recognition.evidence) == (expected is not None, evidence)
+    assert expected is None or recognition.dialect is expected

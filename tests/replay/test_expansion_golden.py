@@ -59,7 +59,7 @@ def json_of(tokens: list[int]) -> bytes:
     """Right-aligned in five places, in six from the first id on that needs them, not aligned at all beyond."""
     if max(tokens) >= 1_000_000:
         return ("[" + ",".join(map(str, tokens)) + "]").encode()
-    shorts = next((place for place, token in enumerate(tokens) if token >= 100_000), len(tokens))
+    shorts = next((index for index, token in enumerate(tokens) if token >= 100_000), len(tokens))
     return ("[" + ",".join(f"{token:{5 if at < shorts else 6}d}" for at, token in enumerate(tokens)) + "]").encode()
 
 
@@ -87,7 +87,7 @@ def test_tokens_and_bytes_are_those_of_the_golden_file(case: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["name"]))
-def test_the_golden_file_is_what_the_definition_says(case: dict[str, Any]) -> None:
+def test_golden_file_matches_the_definition(case: dict[str, Any]) -> None:
     tokens = prompt_of(case)
     assert tokens[: len(case["first_tokens"])] == case["first_tokens"]
     assert sha256(struct.pack(f"<{len(tokens)}I", *tokens)) == case["tokens_sha256"]
@@ -100,7 +100,7 @@ def test_the_golden_file_is_what_the_definition_says(case: dict[str, Any]) -> No
     st.integers(0, 999_990),
     st.integers(1, 1 << 31),
 )
-def test_pieces_are_cut_where_nobody_sees_it(keys: list[int], count: int, low: int, span: int) -> None:
+def test_draws_are_independent_of_chunks(keys: list[int], count: int, low: int, span: int) -> None:
     high = min(low + span, 1 << 31)
     made = expand_tokens(np.array(keys, dtype=np.uint64), count, Vocabulary(low, high))
     assert made.shape == (len(keys), count)
@@ -117,5 +117,5 @@ def test_ids_of_any_size_are_json(ids: list[int]) -> None:
 @given(st.lists(st.sampled_from([0, 99_999, 100_000, 999_999]), min_size=1), st.integers(0, 999_999))
 def test_prompts_that_share_ids_share_their_bytes(ids: list[int], further: int) -> None:
     """Routers know a prompt by its bytes: a long id of a later turn must not move those before it."""
-    short, longer = (encode_ids(np.array(some, dtype=np.uint32)) for some in (ids, [*ids, further]))
+    short, longer = (encode_ids(np.array(ids_list, dtype=np.uint32)) for ids_list in (ids, [*ids, further]))
     assert longer.startswith(short[:-1] + b",")

@@ -58,7 +58,7 @@ def test_sessions_keep_their_pauses_and_branches_their_shape(
     assert played.started_ms == {"root": 0.0, "alone": 10.0, "left": 110.0, "right": 120.0, "last": 225.0}
 
 
-def test_a_closed_loop_keeps_order_and_its_width(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+def test_closed_loop_keeps_order_and_width(family: Path, traces: ModuleType, runner: ModuleType) -> None:
     plan = traces.opened(family, closed_loop=True, parallel=2).plan()
     outcome = lambda request: runner.Outcome(took_ms=100.0 if request.request_id == "root" else 10.0)  # noqa: E731
     played = runner.play(plan, outcome, parallel=2)
@@ -76,9 +76,7 @@ def test_a_window_is_of_the_traces_clock(family: Path, traces: ModuleType, runne
     assert survey.left_out == {"before --start": 2, "after --end": 1}
 
 
-def test_without_output_substitution_the_traces_hashes_say_what_was_sent(
-    family: Path, traces: ModuleType, runner: ModuleType
-) -> None:
+def test_hashes_without_output_substitution(family: Path, traces: ModuleType, runner: ModuleType) -> None:
     played = runner.play(traces.opened(family, replay_sessions=True, output_substitution=False).plan())
     records = {record.request_id: record for record in played.records}
     # What the root generated is not what the left one carries in its place, so it has a hash of its own.
@@ -88,7 +86,7 @@ def test_without_output_substitution_the_traces_hashes_say_what_was_sent(
     assert next(each for each in with_substitution.records if each.request_id == "root").output_block_hashes == [3]
 
 
-def test_the_shape_of_a_request_is_kept(tmp_path: Path, traces: ModuleType, runner: ModuleType) -> None:
+def test_request_fields_are_replayed(tmp_path: Path, traces: ModuleType, runner: ModuleType) -> None:
     source = traces.written(
         tmp_path / "t",
         [
@@ -136,7 +134,7 @@ def forests(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(forest=forests(), cut=st.tuples(st.integers(2, 4), st.booleans()))
-def test_shards_together_are_the_whole(
+def test_shards_add_up(
     tmp_path: Path, traces: ModuleType, runner: ModuleType, forest: list[dict[str, Any]], cut: tuple[int, bool]
 ) -> None:
     shards, sessions = cut
@@ -144,12 +142,12 @@ def test_shards_together_are_the_whole(
     source = tmp_path / "forest.jsonl"
     source.unlink(missing_ok=True)
     traces.written(source, records)
-    whole = traces.opened(source, replay_sessions=sessions)
+    unsharded = traces.opened(source, replay_sessions=sessions)
     parts = [traces.opened(source, Shard(index, shards), replay_sessions=sessions) for index in range(shards)]
-    assert add_shares([part.digest_share() for part in parts]) == add_shares([whole.digest_share()])
-    assert sum(part.planned() for part in parts) == whole.planned()
+    assert add_shares([part.digest_share() for part in parts]) == add_shares([unsharded.digest_share()])
+    assert sum(part.planned() for part in parts) == unsharded.planned()
     # Real answers included: the generated ids are the request's own, so every process must see the same ones.
-    at_once = runner.play(whole.plan(), generated=ids_of)
+    at_once = runner.play(unsharded.plan(), generated=ids_of)
     one_by_one = [runner.play(part.plan(), generated=ids_of) for part in parts]
     bodies = {request.request_id: request.body for played in one_by_one for request in played.sent}
     assert bodies == {request.request_id: request.body for request in at_once.sent}
@@ -158,10 +156,10 @@ def test_shards_together_are_the_whole(
 
 
 def ids_of(request: Any) -> list[int]:
-    return [2000 + int(request.request_id[1:]) * 100 + place for place in range(request.max_tokens)]
+    return [2000 + int(request.request_id[1:]) * 100 + position for position in range(request.max_tokens)]
 
 
-def test_the_digest_tells_loads_apart(family: Path, traces: ModuleType) -> None:
+def test_digest_differs_between_loads(family: Path, traces: ModuleType) -> None:
     flags: list[dict[str, Any]] = [
         {},
         {"speedup": 2.0},

@@ -72,7 +72,7 @@ def hits(path: Path) -> tuple[dict[RequestId, int | None], Counter[int | None]]:
     return later, Counter(record.cached_tokens for record in records if record.turn == 1)
 
 
-def test_a_warm_replay_hits_what_the_capture_hit(captured: Path, other_engine: Any, tmp_path: Path) -> None:
+def test_warm_replay_hits_as_captured(captured: Path, other_engine: Any, tmp_path: Path) -> None:
     out = tmp_path / "replayed.jsonl"
     summary = replay_json(other_engine, captured, out, "--replay-sessions")
     assert hits(out) == hits(captured)
@@ -137,9 +137,7 @@ def test_failures_of_the_capture_are_sent_as_far_as_they_went(other_engine: Any,
     assert by_id(tmp_path / "t")[RequestId("child")].scheduled_ms == 30.0
 
 
-def test_branches_leave_after_their_parent_and_an_overlapping_child_after_its_grandparent(
-    other_engine: Any, tmp_path: Path
-) -> None:
+def test_branches_follow_the_parent_and_overlapping_children_the_grandparent(other_engine: Any, tmp_path: Path) -> None:
     records = [
         request("root"),
         request("left", parent_id="root", arrival_ms=15.0),
@@ -179,7 +177,7 @@ def run_command(*command: str | Path) -> "subprocess.Popen[str]":
     return WarmPopen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
 
 
-def test_an_interrupt_keeps_what_was_done(captured: Path, other_engine: Any, tmp_path: Path) -> None:
+def test_interrupt_completes_the_trace(captured: Path, other_engine: Any, tmp_path: Path) -> None:
     other_engine.stalls = True
     running = run_command(captured, "--url", other_engine.url, "-o", tmp_path / "t")
     while len(other_engine.seen) < 3:
@@ -188,11 +186,11 @@ def test_an_interrupt_keeps_what_was_done(captured: Path, other_engine: Any, tmp
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=20)
     assert running.returncode == 130, err
-    assert "cut short (SIGINT)" in out
+    assert "stopped (SIGINT)" in out
     assert {record.status for record in by_id(tmp_path / "t").values()} == {"client_abort"}
 
 
-def test_each_request_can_go_where_it_was_captured(start_sim_server: Any, tmp_path: Path) -> None:
+def test_api_auto_uses_the_captured_endpoint(start_sim_server: Any, tmp_path: Path) -> None:
     endpoints = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", None)
     shape: dict[str, Any] = {"prompt_tokens": 90, "output_tokens": 4, "block_hashes": [1, 2, 3, 4, 5]}
     records = [request(f"r{at}", endpoint=endpoint, **shape) for at, endpoint in enumerate(endpoints)]

@@ -152,7 +152,7 @@ def replay_hits(load: Load, replay: Replay) -> tuple[list[int], list[Record]]:
             hits.append(cache.look_up(prompts[index]))
             cache.fill(prompts[index])
         else:
-            generated = [2_000_000 + index * 1000 + place for place in range(load.asked[index].output)]
+            generated = [2_000_000 + index * 1000 + position for position in range(load.asked[index].output)]
             cache.fill((*prompts[index], *generated[:-1]))
             record = Record(request_id=RequestId(f"r{index}"), arrival_ms=index * 10.0, cached_tokens=hits[index])
             answer = Response(record, at_ms, generated, None, "")
@@ -233,7 +233,7 @@ def test_a_block_of_prompt_and_answer_is_both() -> None:
     assert (substitution.substituted_blocks, substitution.missed_blocks) == (1, 0)
 
 
-def test_what_went_out_made_up_stays_so_and_the_trace_says_it() -> None:
+def test_synthetic_tokens_stay_once_sent() -> None:
     substitution = OutputSubstitution(EXPANSION, {B: 0, C: 0})
     first = prompt_of(substitution, [A], 0, "first")
     early = substitution.blocks([A, B], RequestId("early"))  # open loop: its parent has not answered yet
@@ -245,7 +245,7 @@ def test_what_went_out_made_up_stays_so_and_the_trace_says_it() -> None:
     substitution.check_integrity()
 
 
-def test_one_hash_means_one_thing_when_two_answers_had_it() -> None:
+def test_equal_output_hashes_with_different_tokens() -> None:
     substitution = OutputSubstitution(EXPANSION, {B: 0})
     prompt = np_tokens(prompt_of(substitution, [A], 0, "first"))
     assert substitution.answered(RequestId("first"), [B], prompt, [1, 2, 3, 4, 5]) == [B]

@@ -31,10 +31,10 @@ HEAD, BETWEEN, END = (1, 2, 3), (4, 5), (6, 7, 8, 9)
 """What the template writes before the first message, between a message and the next, and behind the last one."""
 
 
-def gaps(places: int, head: tuple[int, ...] = HEAD) -> Gaps:
+def gaps(messages: int, head: tuple[int, ...] = HEAD) -> Gaps:
     # Before an old answer stands what opened it when it was new, so that prompts begin with those before them.
-    between = [END if place % 2 == 0 else BETWEEN for place in range(places - 1)]
-    return Gaps((head, *between, END), (False,) * places)
+    between = [END if position % 2 == 0 else BETWEEN for position in range(messages - 1)]
+    return Gaps((head, *between, END), (False,) * messages)
 
 
 def text_replay(head: tuple[int, ...] = HEAD) -> TextReplay:
@@ -86,20 +86,20 @@ def ids_of(prompt: ChatPrompt) -> list[int]:
 
 def shared(first: list[int], second: list[int]) -> int:
     size = min(len(first), len(second))
-    return next((place for place in range(size) if first[place] != second[place]), size)
+    return next((position for position in range(size) if first[position] != second[position]), size)
 
 
 @given(
     common=st.integers(0, 4),
-    own=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    private=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     tails=st.tuples(st.integers(0, 7), st.integers(0, 7)),
 )
-def test_blocks_are_shared_as_they_were(common: int, own: tuple[int, int], tails: tuple[int, int]) -> None:
+def test_blocks_are_shared_as_they_were(common: int, private: tuple[int, int], tails: tuple[int, int]) -> None:
     """k blocks shared in the capture are k blocks shared here, whatever the template takes of the first and last."""
     maker = text_replay()
     prompts = []
     for which in (0, 1):
-        hashes = [*range(100, 100 + common), *range(1000 * (which + 1), 1000 * (which + 1) + own[which])]
+        hashes = [*range(100, 100 + common), *range(1000 * (which + 1), 1000 * (which + 1) + private[which])]
         request = captured(str(which), hashes, len(hashes) * BLOCK + tails[which])
         prompt = sent(maker, request)
         token_ids = ids_of(prompt)
@@ -132,16 +132,14 @@ def chats(sim_server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
-def test_a_session_replay_in_words_hits_what_the_capture_hit(
-    sim_server: str, chats: Path, tmp_path: Path, api: str
-) -> None:
+def test_session_replay_in_words_hits_as_captured(sim_server: str, chats: Path, tmp_path: Path, api: str) -> None:
     """The embedded engine's prefix cache, over real sockets."""
     source = {record.request_id: record for record in load_trace(chats)[1]}
     out = tmp_path / "t.jsonl"
     with translating(sim_server) as url:
         target = ["--url", url, "--api", api, "-o", str(out), "--nonce", api]
-        told: dict[str, Any] = json_of(replay, [str(chats), *target, "--replay-sessions"])["run"]["prompt_check"]
-    assert told["verdict"].startswith("exact (")
+        check: dict[str, Any] = json_of(replay, [str(chats), *target, "--replay-sessions"])["run"]["prompt_check"]
+    assert check["verdict"].startswith("exact (")
     later = [record for record in load_trace(out)[1] if record.turn != 1]
     assert len(later) == 8
     for record in later:
@@ -151,7 +149,7 @@ def test_a_session_replay_in_words_hits_what_the_capture_hit(
             assert record.cached_tokens == before.cached_tokens
 
 
-def test_an_output_that_repeats_the_prompt_is_told_from_a_template_without_room() -> None:
+def test_output_that_repeats_the_prompt_is_not_a_long_template() -> None:
     maker = text_replay()
     first = captured("a", [1, 2], 10, output=2, output_hashes=[3])
     before = sent(maker, first)
@@ -159,4 +157,4 @@ def test_an_output_that_repeats_the_prompt_is_told_from_a_template_without_room(
     before.resolve(echo)
     sent(maker, captured("b", [1, 2, 3], 14), Exchange(first, before, echo))
     assert maker.counts.outgrown == 1
-    assert "earlier outputs came back as more tokens than were generated" in text_notes(maker.counts)[-1]
+    assert "earlier outputs have more tokens as text than were generated" in text_notes(maker.counts)[-1]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.dialect import DialectName
-from loadgen.core.job import WHOLE, Shard
+from loadgen.core.job import UNSHARDED, Shard
 from replay.config import ReplayConfig
 from replay.job import OpenReplay, ReplayJob
 from replay.survey import survey_trace
@@ -36,7 +36,7 @@ def config(source: Path, **flags: Any) -> ReplayConfig:
     return ReplayConfig(source=source, url="http://127.0.0.1:1", trace=source.with_suffix(".out"), **shape)
 
 
-def opened(source: Path, shard: Shard = WHOLE, dialect: DialectName = "vllm", **flags: Any) -> OpenReplay:
+def opened(source: Path, shard: Shard = UNSHARDED, dialect: DialectName = "vllm", **flags: Any) -> OpenReplay:
     """A trace's replay, ready to be sent."""
-    found = config(source, **flags)
-    return ReplayJob(found, survey_trace(source, found.selection), "m", dialect).open(shard)
+    settings = config(source, **flags)
+    return ReplayJob(settings, survey_trace(source, settings.selection), "m", dialect).open(shard)

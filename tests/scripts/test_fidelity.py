@@ -23,15 +23,15 @@ SMALL_LOAD = "--pattern poisson --rate 8 --number 4 --seed 3 --prompt-tokens 64 
 
 
 def test_loads_are_below_saturation_of_the_cold_engine() -> None:
-    found = sized_round(PROBE, ("--max-num-seqs", "256", "--max-num-batched-tokens", "8192"), 700_000, 40_960).loads
+    loads = sized_round(PROBE, ("--max-num-seqs", "256", "--max-num-batched-tokens", "8192"), 700_000, 40_960).loads
     # Cold, a turn takes 20 + 10,600 × 0.04 + 40 × 0.5 = 464 ms, a single request 131 ms: 0.6 of the engine is
     # 1.29 turns or 0.26 sessions, 4.6 singles a second, and 37 at once every 8 s.
     assert PROBE.service_ms(10_600, 40) == pytest.approx(464.0)
-    assert "--prompt-tokens 64:24000 --parallel 64 --number 443" in found["calibration-1"]
-    assert "--rate 0.26 --duration 60s" in found["session-fast"]
-    assert "--rate 4.6 --number 330" in found["poisson-long"]
-    assert "0:3700,0.01:0,8:3700,8.01:0" in found["burst"]
-    assert len({flags.split("--seed ")[1] for flags in found.values()}) == 6, "no gate has a calibration's seed"
+    assert "--prompt-tokens 64:24000 --parallel 64 --number 443" in loads["calibration-1"]
+    assert "--rate 0.26 --duration 60s" in loads["session-fast"]
+    assert "--rate 4.6 --number 330" in loads["poisson-long"]
+    assert "0:3700,0.01:0,8:3700,8.01:0" in loads["burst"]
+    assert len({flags.split("--seed ")[1] for flags in loads.values()}) == 6, "no gate has a calibration's seed"
     # Two of the longest prompts fit into a small cache; a small engine gets no more at once than it takes.
     small = sized_round(PROBE, SCHEDULER, 20_000, 16_384).loads
     assert "--prompt-tokens 64:8000 --parallel 32" in small["calibration-2"]
@@ -41,9 +41,9 @@ def test_loads_are_below_saturation_of_the_cold_engine() -> None:
 def test_captures_follow_the_captures_that_they_replay() -> None:
     every = Round(loads={}).captures()
     assert len(every) == len(set(every)) == 21
-    for place, capture in enumerate(every):
+    for index, capture in enumerate(every):
         warm = Capture(capture.load)
-        assert capture == warm or warm in every[:place]
+        assert capture == warm or warm in every[:index]
         assert capture_named(capture.name) == capture
     assert capture_named("session-fast-cold-replayed") == Capture("session-fast", "cold-replayed")
     assert {capture.way for capture in every if capture.load.startswith("calibration")} == {"warm"}
@@ -61,6 +61,6 @@ def test_interrupted_round_continues(
     assert main([*flags, "10m"]) == 0
     assert "1 captures are missing: run the command again" in capsys.readouterr().out
     made = [read_manifest(tmp_path / "r", Capture("burst", way)) for way in ("warm", "cold-replayed")]
-    assert [one and one.requests for one in made] == [4, 4]
+    assert [capture and capture.requests for capture in made] == [4, 4]
     monkeypatch.setattr(capturing, "engine", lambda *_, **__: pytest.fail("started an engine"))
     assert main([*flags, "1s"]) == 0

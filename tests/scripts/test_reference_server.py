@@ -31,8 +31,8 @@ def ask(server: ServerProcess, request_id: str | None, tokens: int, *, path: str
 
 
 def served(server: ServerProcess, request_id: str) -> Served:
-    (found,) = [one for one in server.log().served if one.request_id == request_id]
-    return found
+    (served,) = [entry for entry in server.log().served if entry.request_id == request_id]
+    return served
 
 
 def test_response_has_the_requested_tokens(server: ServerProcess) -> None:

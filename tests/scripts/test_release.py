@@ -32,11 +32,11 @@ def test_two_sdists_of_the_same_files_have_the_same_bytes(tmp_path: Path) -> Non
         even_times(path, 1_700_000_000)
     assert len({hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}) == 1
     with tarfile.open(paths[0]) as archive:
-        told = [(one.name, one.mtime, one.uname, one.mode) for one in archive.getmembers()]
+        members = [(member.name, member.mtime, member.uname, member.mode) for member in archive.getmembers()]
         content = archive.extractfile("k/README.md")
         assert content is not None
         assert content.read() == b"k/README.md"
-    assert told == [("k/README.md", 1_700_000_000, "", 0o644), ("k/setup.py", 1_700_000_000, "", 0o644)]
+    assert members == [("k/README.md", 1_700_000_000, "", 0o644), ("k/setup.py", 1_700_000_000, "", 0o644)]
 
 
 def test_release_needs_a_changelog_section_a_commit_and_a_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.core.job import WHOLE, Response, Send
+from loadgen.core.job import UNSHARDED, Response, Send
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import LoadJob
 from sim.latency.modelfile import Model
@@ -41,7 +41,7 @@ class PlannedEngine(Engine):
         self._random, self._spread, self._delay_ms = random.Random(seed), spread, delay_ms
         self._sends: list[Send] = []
         self._outputs: list[list[int]] = []
-        self._roots = iter(load.open(WHOLE).plan())
+        self._roots = iter(load.open(UNSHARDED).plan())
         for send in islice(self._roots, load.config.parallel if not load.config.open_loop else None):
             self._take(send, 0.0)
 

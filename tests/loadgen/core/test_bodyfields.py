@@ -30,13 +30,13 @@ def test_merging(fields: dict[str, Any], patch: dict[str, Any], merged: dict[str
     assert json.dumps(fields) == before
 
 
-def test_a_header_tells_fields_and_numbers_but_no_text() -> None:
+def test_header_has_fields_and_numbers_but_no_text() -> None:
     fields = BodyFields(stream=False, extra={"a": [{"b": "secret"}], "c": {"d": True, "e": 1.5}})
     assert fields.described() == {
         "stream": False,
         "extra_body": {"a": [{"b": "…"}], "c": {"d": True, "e": 1.5}},
     }
-    assert fields.words() == ["whole responses", 'extra_body {"a":[{"b":"…"}],"c":{"d":true,"e":1.5}}']
+    assert fields.words() == ["no streaming", 'extra_body {"a":[{"b":"…"}],"c":{"d":true,"e":1.5}}']
     assert BodyFields().words() == []
 
 
@@ -45,7 +45,7 @@ def test_a_header_tells_fields_and_numbers_but_no_text() -> None:
     [
         ("{", "--extra-body: not JSON"),
         ("[1]", "--extra-body: a JSON list; expected one object"),
-        ('{"prompt": "x"}', "--extra-body: prompt: part of the plan; expected prompts"),
+        ('{"prompt": "x"}', "--extra-body: prompt: part of the plan; expected the prompts"),
     ],
 )
 def test_bad_bodies(text: str, message: str) -> None:

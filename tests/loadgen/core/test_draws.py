@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.core.bodies import encode_ids
-from loadgen.core.draws import Stream, below, draw, draw_each, expand_tokens, text_key, tokens_of
+from loadgen.core.draws import Stream, below, draw, draw_array, expand_tokens, text_key, tokens_of
 from loadgen.core.vocabulary import ORDINARY, Vocabulary
 from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64, mix64_array
 
@@ -55,9 +55,9 @@ def test_arrays_mix_as_integers_do(values: list[int]) -> None:
 
 
 @given(st.integers(0, 1 << 32), st.lists(st.integers(0, 1 << 20), min_size=1, max_size=5), st.integers(0, 1 << 20))
-def test_many_draws_are_single_ones(seed: int, firsts: list[int], second: int) -> None:
+def test_array_draws_equal_single_draws(seed: int, firsts: list[int], second: int) -> None:
     at = np.array(firsts, dtype=np.uint64)[:, np.newaxis]
-    drawn = draw_each(seed, Stream.PROMPT_LENGTH, at, np.array([second, 0], dtype=np.uint64))
+    drawn = draw_array(seed, Stream.PROMPT_LENGTH, at, np.array([second, 0], dtype=np.uint64))
     assert drawn.tolist() == [
         [draw(seed, Stream.PROMPT_LENGTH, first, second), draw(seed, Stream.PROMPT_LENGTH, first, 0)]
         for first in firsts

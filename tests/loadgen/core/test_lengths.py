@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.core.draws import Stream, draw_each
+from loadgen.core.draws import Stream, draw_array
 from loadgen.core.lengthdraws import quantities
 from loadgen.core.lengths import UNBOUNDED, LengthDistribution, parse_lengths
 from tracefile.records.errors import InputError
 
-BITS = draw_each(1, Stream.PROMPT_LENGTH, np.arange(50_000, dtype=np.uint64))
+BITS = draw_array(1, Stream.PROMPT_LENGTH, np.arange(50_000, dtype=np.uint64))
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ BITS = draw_each(1, Stream.PROMPT_LENGTH, np.arange(50_000, dtype=np.uint64))
         ("zipf:1.5,10,1000", LengthDistribution(10, 1000, "zipf", exponent=1.5)),
     ],
 )
-def test_spans_are_read_and_said_back(text: str, span: LengthDistribution) -> None:
-    assert parse_lengths("--x", text, minimum=1, whole=True) == span
+def test_length_flags_round_trip(text: str, span: LengthDistribution) -> None:
+    assert parse_lengths("--x", text, minimum=1, integers=True) == span
     assert str(span) == text
 
 
@@ -35,12 +35,12 @@ def test_spans_are_read_and_said_back(text: str, span: LengthDistribution) -> No
     ["", "9:3", "0", "1.5", "-1", "normal:5", "normal:5,1,2", "normal:0,1", "zipf:1,0,5", "zipf:1,5", "pareto:1,2"],
 )
 def test_bad_spans_name_their_flag(text: str) -> None:
-    with pytest.raises(InputError, match=r"--x: .*expected whole numbers of 1 or more as N, MIN:MAX, normal:"):
-        parse_lengths("--x", text, minimum=1, whole=True)
+    with pytest.raises(InputError, match=r"--x: .*expected integers of 1 or more as N, MIN:MAX, normal:"):
+        parse_lengths("--x", text, minimum=1, integers=True)
 
 
 @pytest.mark.parametrize(("shape", "sd"), [("normal", 100), ("lognormal", 400)])
-def test_lengths_have_their_own_mean_and_deviation(shape: str, sd: float) -> None:
+def test_distributions_have_mean_and_deviation(shape: str, sd: float) -> None:
     drawn = quantities(LengthDistribution(1, 1e6, shape, mean=500, sd=sd), BITS)  # type: ignore[arg-type]
     assert drawn.mean() == pytest.approx(500, rel=0.02)
     assert drawn.std() == pytest.approx(sd, rel=0.05)
@@ -65,7 +65,7 @@ def test_zipf_lengths_fall_as_a_power(exponent: float) -> None:
     st.floats(0, 3),
     st.integers(0, 40_000),
 )
-def test_what_is_drawn_is_within_the_ends(shape: str, low: int, more: int, spread: float, start: int) -> None:
+def test_draws_are_within_bounds(shape: str, low: int, more: int, spread: float, start: int) -> None:
     span = LengthDistribution(low, low + more, shape, mean=low + 1, sd=spread * low, exponent=spread)  # type: ignore[arg-type]
     drawn = quantities(span, BITS[start : start + 100])
     assert drawn.min() >= low

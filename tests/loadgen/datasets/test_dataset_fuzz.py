@@ -49,11 +49,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", sorted(DATASETS))
 @settings(max_examples=30)
-@given(found=st.lists(rows, min_size=1, max_size=3), whole=st.booleans())
+@given(items=st.lists(rows, min_size=1, max_size=3), as_array=st.booleans())
 def test_any_json_is_sessions_or_an_error_that_names_the_file(
-    name: str, found: list[Any], whole: bool, path: Path
+    name: str, items: list[Any], as_array: bool, path: Path
 ) -> None:
-    path.write_text(json.dumps(found) if whole else "".join(json.dumps(row) + "\n" for row in found))
+    path.write_text(json.dumps(items) if as_array else "".join(json.dumps(row) + "\n" for row in items))
     config = LoadConfig(
         url="http://x", trace=Path("t"), dataset=name, dataset_path=path, api="chat", parallel=1, number=4
     )

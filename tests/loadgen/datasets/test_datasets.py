@@ -35,7 +35,7 @@ def read(name: str, path: Path) -> list[DatasetSession]:
     return list(DATASETS[name].read(path, estimated_tokens))
 
 
-def said(session: DatasetSession) -> list[list[tuple[str, str]]]:
+def messages_of(session: DatasetSession) -> list[list[tuple[str, str]]]:
     return [[(quoted.role, quoted.text) for quoted in turn.quoted] for turn in session]
 
 
@@ -48,7 +48,7 @@ def test_messages_turn_at_every_answer(tmp_path: Path) -> None:
         {"custom_id": "1", "body": {"model": "m", "messages": CHAT}},
     ):
         (session,) = read("messages", write(tmp_path / "t", row))
-        assert said(session) == [
+        assert messages_of(session) == [
             [("system", "be brief"), ("user", "one")],
             [("user", "two")],
             [("user", "found")],  # the model's real answer made no call that a tool's message could belong to
@@ -68,7 +68,7 @@ def test_sharegpt_as_an_array(tmp_path: Path) -> None:
         json.dumps([{"id": "a", "conversations": conversation}, {"id": "b", "conversations": []}])
     )
     first, second = read("sharegpt", tmp_path / "t")
-    assert said(first) == [[("user", "hi")], [("user", "more")]]
+    assert messages_of(first) == [[("user", "hi")], [("user", "more")]]
     assert [turn.output_tokens for turn in first] == [2, None]
     assert second == []
 
@@ -78,7 +78,7 @@ def request(name: str, arrival_ms: float, prompt_tokens: int, **more: Any) -> di
     return {"request_id": name, "arrival_ms": arrival_ms, "prompt_tokens": prompt_tokens} | more
 
 
-def test_a_turn_of_a_trace_is_what_its_prompt_has_more(tmp_path: Path) -> None:
+def test_new_tokens_of_a_trace_turn(tmp_path: Path) -> None:
     first = request("a", 1, 100, output_tokens=30)
     later = request("b", 9, 170, output_tokens=30, parent_id="a", think_ms=500)
     branch = request("c", 10, 180, output_tokens=30, parent_id="a")
@@ -136,7 +136,7 @@ def test_turns_choose_and_cut(three: Path) -> None:
         load(three, turns=LengthDistribution(4, 4))
 
 
-def test_flags_rule_over_what_a_dataset_says(three: Path) -> None:
+def test_flags_override_the_dataset(three: Path) -> None:
     *_, session = load(three, number=3)
     assert [turn.output_tokens for turn in session.turns] == [5, 5, 7]
     assert [turn.think_ms for turn in session.turns] == [0, 100, 100]

@@ -57,7 +57,7 @@ def test_as_many_arrive_as_the_rate_expects(gaps: list[tuple[float, float]]) -> 
         assert abs((arrivals < until_s * 1e6).sum() - min(2000, expected)) <= 1.001
 
 
-def test_a_changing_poisson_process_is_poisson_in_its_own_time() -> None:
+def test_poisson_process_with_changing_rate() -> None:
     from scipy import stats
 
     arrivals = np.array(first(5000, at_rate(exponentially(2), rate_profile([(0, 1), (100, 10), (200, 100)])))) / 1e6

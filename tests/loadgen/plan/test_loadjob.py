@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from loadgen.core.draws import TokenIds
-from loadgen.core.job import WHOLE, Response, Send, Shard
+from loadgen.core.job import UNSHARDED, Response, Send, Shard
 from loadgen.core.lengths import LengthDistribution
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import LoadJob
@@ -30,14 +30,14 @@ def ids(sends: Iterable[Send]) -> list[RequestId]:
     return [send.build().request_id for send in sends]
 
 
-def test_a_closed_loop_begins_as_many_as_it_may() -> None:
+def test_closed_loop_fills_all_slots() -> None:
     closed = job(replace(CONFIG, rate=None, parallel=5))
-    assert [Shard(index, 4).part_of(10) for index in range(4)] == [3, 3, 2, 2]
-    assert len(ids(closed.open(WHOLE).plan())) == 5
+    assert [Shard(index, 4).share_of(10) for index in range(4)] == [3, 3, 2, 2]
+    assert len(ids(closed.open(UNSHARDED).plan())) == 5
     assert [len(ids(closed.open(Shard(index, 2)).plan())) for index in range(2)] == [3, 2]
     # One request a session: all of them wait for slots of the sender's.
     single = job(replace(CONFIG, rate=None, parallel=5, turns=LengthDistribution(1, 1)))
-    sends = list(single.open(WHOLE).plan())
+    sends = list(single.open(UNSHARDED).plan())
     assert len(sends) == 12
     assert {send.due_ms for send in sends} == {None}
 
@@ -60,8 +60,8 @@ def test_prompts_of_all_shards_share_as_many_keys_as_tokens(group: int, shares: 
             queue += send.then(answer)
             records.append(send.describe(answer))
     keys = {record.request_id: np.array(record.block_hashes, np.uint64) for record in tokenwise(records, 16)}
-    shared = {(one, other): common_prefix(prompts[one], prompts[other]) for one in prompts for other in prompts}
-    assert {count for (one, other), count in shared.items() if one != other} >= shares
-    for (one, other), count in shared.items():
-        size = min(len(keys[one]), len(keys[other]))
-        assert np.flatnonzero(keys[one][:size] != keys[other][:size])[:1].tolist() == [count][: count < size]
+    shared = {(left, right): common_prefix(prompts[left], prompts[right]) for left in prompts for right in prompts}
+    assert {count for (left, right), count in shared.items() if left != right} >= shares
+    for (left, right), count in shared.items():
+        size = min(len(keys[left]), len(keys[right]))
+        assert np.flatnonzero(keys[left][:size] != keys[right][:size])[:1].tolist() == [count][: count < size]

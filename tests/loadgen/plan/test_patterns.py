@@ -24,7 +24,7 @@ def scheduled(records: Sequence[Record]) -> list[float]:
     return sorted(record.scheduled_ms or 0.0 for record in records)
 
 
-def test_a_series_is_read_from_its_flag_or_a_file(engine: Any, tmp_path: Path) -> None:
+def test_rate_series_from_flag_or_file(engine: Any, tmp_path: Path) -> None:
     expected = ((0.0, 20.0), (0.2, 0.0), (0.3, 10.0), (0.5, 0.0))
     assert read_rate_series("0:20,0.2:0,0.3:10,0.5:0") == expected
     rows = [{"t_s": t_s, "rate": rate} for t_s, rate in expected]
@@ -57,7 +57,7 @@ def test_a_bad_series_is_named(tmp_path: Path, text: str, message: str) -> None:
         main([*flags, "--rate-series", str(tmp_path / "s")])
 
 
-def test_time_over_no_session_starts_but_those_begun_end(engine: Any, tmp_path: Path) -> None:
+def test_after_the_duration_open_sessions_end(engine: Any, tmp_path: Path) -> None:
     engine.first_token_s = 0.05
     flags = "--parallel 2 --turns 3 --duration 0.12s --output-tokens 2"
     records = load(engine, tmp_path / "t", flags)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from loadgen.core.job import Response
-from loadgen.plan.first_prompts import ChatOpening, orders_of
+from loadgen.plan.first_prompts import ChatFirstPrompts, orders_of
 from loadgen.plan.shapes import SessionShape, TurnShape
 from loadgen.text.api_messages import chat_messages
 from loadgen.text.prompts import ChatPrompt, Prompt, TextForm
@@ -77,7 +77,7 @@ def answered(prompt_tokens: int | None, token_ids: list[int] | None, text: str =
 
 def opened(target: TargetText, **form: Any) -> tuple[ChatPrompt, TextMaker]:
     text_maker = TextMaker(target)
-    return ChatOpening(TextForm("chat", text_maker, **form), PREFIX_TOKENS)(SESSION), text_maker
+    return ChatFirstPrompts(TextForm("chat", text_maker, **form), PREFIX_TOKENS)(SESSION), text_maker
 
 
 def ids_of(prompt: ChatPrompt) -> np.ndarray:
@@ -108,16 +108,16 @@ def test_a_session_is_the_tokenizers_chat_to_the_token(tokenizer: WordTokenizer,
     assert (text_maker.counts.outputs, text_maker.counts.outputs_changed) == (1, 0)
 
 
-def test_the_engines_own_ids_say_which_answer_changed(tokenizer: WordTokenizer, target: TargetText) -> None:
+def test_reported_token_ids_show_the_changed_output(tokenizer: WordTokenizer, target: TargetText) -> None:
     prompt, text_maker = opened(target)
-    told = [7, 8, 9]
+    reported = [7, 8, 9]
     text = "time year people way"
     second = after(prompt, answered(prompt.planned_tokens(), tokenizer.encode(text), text), SESSION.turns[1])
     assert isinstance(second, ChatPrompt)
     planned = ids_of(second).tolist()
     head = text_maker.ids(second.conversation, 2)
     assert head is not None
-    seen = [*planned[: len(head)], *told, *planned[len(head) + 4 :]]
+    seen = [*planned[: len(head)], *reported, *planned[len(head) + 4 :]]
     answer = Response(answered(len(seen), None).record, 0.0, tokenizer.encode(text), seen, text)
     hasher = BlockHasher(HashKey(b"k" * 32), block_size=4, model="m")
     chain = second.chain(hasher, answer)
@@ -140,10 +140,10 @@ def test_the_token_that_ended_an_answer_is_the_templates_to_write(target: Target
     assert second.conversation[2].ids.tolist() == [901, 902]
 
 
-def test_an_answer_nobody_told_the_ids_of_is_its_text_encoded(tokenizer: WordTokenizer, target: TargetText) -> None:
+def test_output_without_token_ids_is_encoded_text(tokenizer: WordTokenizer, target: TargetText) -> None:
     """Its length as generated says whether the text is those tokens; the engine is not needed to see that."""
     text_maker = TextMaker(target, tokenizer=tokenizer)
-    prompt = ChatOpening(TextForm("messages", text_maker), PREFIX_TOKENS)(SESSION)
+    prompt = ChatFirstPrompts(TextForm("messages", text_maker), PREFIX_TOKENS)(SESSION)
     second = after(prompt, answered(prompt.planned_tokens(), None, "time year people"), SESSION.turns[2])
     assert isinstance(second, ChatPrompt)
     planned = second.planned_tokens()

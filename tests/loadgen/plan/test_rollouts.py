@@ -45,7 +45,7 @@ def digest(config: LoadConfig, shards: int) -> str:
     seconds=st.sampled_from([None, 3.0, 20.0]),
     shards=st.integers(1, 4),
 )
-def test_sessions_are_what_a_slow_planner_makes(*, size: int, number: int, seconds: float | None, shards: int) -> None:
+def test_sessions_equal_a_slow_planner(*, size: int, number: int, seconds: float | None, shards: int) -> None:
     config = replace(GROUPS, group_size=size, number=number, duration_s=seconds)
     planned = [describe(session) for session in Workload(config)]
     assert planned == list(slowly(config))

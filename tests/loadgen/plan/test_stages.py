@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
-from loadgen.core.job import WHOLE, add_shares
+from loadgen.core.job import UNSHARDED, add_shares
 from loadgen.core.lengths import LengthDistribution
 from loadgen.core.request import PlannedRequest
 from loadgen.loadflags import parse_config
@@ -76,7 +76,7 @@ def test_a_round_has_these_stages() -> None:
     ]
 
 
-def test_what_is_drawn_stays_in_its_span_and_is_another_seeds() -> None:
+def test_draws_stay_in_range_and_differ_by_seed() -> None:
     config = flags("--prompt-tokens 64:8000 --output-tokens 8:20 --seed 3")
     sessions = list(Workload(config))
     assert [session.index for session in sessions] == list(range(len(sessions)))
@@ -85,8 +85,8 @@ def test_what_is_drawn_stays_in_its_span_and_is_another_seeds() -> None:
     assert {turn.output_tokens for turn in turns} == {2, *range(8, 21)}
     pauses_ms = sorted(turn.think_ms for turn in turns if turn.think_ms)
     assert {bisect([20, 120, 300, 500, 1000, 2500, 5000], pause_ms) for pause_ms in pauses_ms} == {1, 2, 4, 6}
-    shared = [wave.sessions for wave in waves(config) if wave.stage == "shared"]
-    assert all(len({(one.turns[0].prompt_key, one.turns[0].prompt_tokens) for one in wave}) == 1 for wave in shared)
+    shared = [[session.turns[0] for session in wave.sessions] for wave in waves(config) if wave.stage == "shared"]
+    assert all(len({(turn.prompt_key, turn.prompt_tokens) for turn in wave}) == 1 for wave in shared)
     again = sum(len(wave) - 1 for wave in shared)
     assert len({turn.prompt_key for turn in turns}) == len(turns) - again  # nothing else is shared by sessions
     other = list(Workload(replace(config, seed=4)))
@@ -106,7 +106,7 @@ def sized(folder: Path, flags_beside: str = "", **engine: Any) -> tuple[str, int
     return str(config.prompt_tokens), config.parallel
 
 
-def test_it_sizes_itself_for_a_trace(tmp_path: Path) -> None:
+def test_calibration_load_is_sized_for_a_trace(tmp_path: Path) -> None:
     """Up to the longest prompt, and not under the usual concurrency; within what the trace's engine can hold."""
     assert sized(tmp_path) == ("64:9000", 8)
     assert sized(tmp_path, "--prompt-tokens 64:512") == ("64:512", 8)
@@ -136,13 +136,13 @@ def test_the_digest_is_this_on_every_machine() -> None:
         ("--procs 2", "--ray, --procs: with --pattern calibration"),
     ],
 )
-def test_flags_that_would_make_it_another_load_are_refused(text: str, message: str) -> None:
+def test_flags_that_change_the_calibration_load_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         flags(text)
 
 
 def opened(config: LoadConfig) -> OpenLoad:
-    return LoadJob(config=config, model="m", load_id="l", key=HashKey(bytes(32)), block_size=16).open(WHOLE)
+    return LoadJob(config=config, model="m", load_id="l", key=HashKey(bytes(32)), block_size=16).open(UNSHARDED)
 
 
 Spells = dict[int, tuple[float, float]]
@@ -173,7 +173,7 @@ def spells(plan_runner: ModuleType, config: LoadConfig, failing: frozenset[int] 
 
 
 @pytest.mark.parametrize("failing", [frozenset(), frozenset({2, 5, 9, 30})])
-def test_a_wave_begins_when_the_one_before_it_is_over(plan_runner: ModuleType, failing: frozenset[int]) -> None:
+def test_wave_starts_after_the_previous_wave(plan_runner: ModuleType, failing: frozenset[int]) -> None:
     """Also where sessions fail: one that does is over."""
     config = replace(SMALL, number=100)
     times, over_ms = spells(plan_runner, config, failing), 0.0
@@ -189,7 +189,7 @@ def test_a_wave_begins_when_the_one_before_it_is_over(plan_runner: ModuleType, f
         over_ms = max(times[session.index][1] for session in wave.sessions)
 
 
-def test_it_is_sent_and_recorded_with_its_sessions(engine: Any, tmp_path: Path) -> None:
+def test_dataset_is_sent_and_recorded_with_sessions(engine: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     text = "--pattern calibration --prompt-tokens 16:128 --output-tokens 2:4 --parallel 2 --number 10"
     assert main(["--url", engine.url, "-o", str(trace), *shlex.split(text)]) == 0
@@ -200,8 +200,8 @@ def test_it_is_sent_and_recorded_with_its_sessions(engine: Any, tmp_path: Path) 
     # Four sizes, each extended; two, two that are extended, and two of one prompt, at once.
     assert len(records) == 4 * 2 + 2 + 2 * 2 + 2
     assert [record.turn for record in records].count(2) == 4 + 2
-    one, other = records[-2:]
-    assert one.block_hashes == other.block_hashes
+    session, other = records[-2:]
+    assert session.block_hashes == other.block_hashes
     by_id = {record.request_id: record for record in records}
     for record in records:
         if record.turn == 2:

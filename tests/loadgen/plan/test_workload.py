@@ -42,13 +42,13 @@ def test_another_nonce_changes_tokens_and_nothing_else(pattern: str) -> None:
     if pattern == "calibration":
         prompts = LengthDistribution(64, 10_000)
         config = LoadConfig(url="http://x", trace=Path("t"), pattern="calibration", parallel=4, prompt_tokens=prompts)
-    one, other = (list(Workload(replace(config, nonce=nonce))) for nonce in (None, "7"))
-    assert [(each.due_ms, each.prefix) for each in one] == [(each.due_ms, each.prefix) for each in other]
-    assert not {each.prefix_key for each in one} & {each.prefix_key for each in other}
-    turns, others = ([turn for each in sessions for turn in each.turns] for sessions in (one, other))
-    assert not {turn.prompt_key for turn in turns} & {turn.prompt_key for turn in others}
+    first, second = (list(Workload(replace(config, nonce=nonce))) for nonce in (None, "7"))
+    assert [(each.due_ms, each.prefix) for each in first] == [(each.due_ms, each.prefix) for each in second]
+    assert not {each.prefix_key for each in first} & {each.prefix_key for each in second}
+    turns, other_turns = ([turn for each in sessions for turn in each.turns] for sessions in (first, second))
+    assert not {turn.prompt_key for turn in turns} & {turn.prompt_key for turn in other_turns}
     without_key = [replace_struct(turn, prompt_key=0) for turn in turns]
-    assert without_key == [replace_struct(turn, prompt_key=0) for turn in others]
+    assert without_key == [replace_struct(turn, prompt_key=0) for turn in other_turns]
     assert load_name(config) == load_name(replace(config, nonce="7"))  # requests keep their ids
 
 
@@ -73,19 +73,19 @@ def test_another_load_has_another_digest(other: dict[str, object]) -> None:
 
 @settings(max_examples=25)
 @given(st.integers(1, 9), st.integers(1, 3000), st.booleans())
-def test_shards_are_the_whole_however_many_there_are(shards: int, number: int, closed: bool) -> None:
+def test_shards_add_up_for_any_count(shards: int, number: int, closed: bool) -> None:
     config = replace(SESSIONS, number=number, turns=LengthDistribution(1, 2), rate=None if closed else 2.0, parallel=9)
     parts = [list(Workload(config, Shard(index, shards))) for index in range(shards)]
-    whole = list(Workload(config))
-    assert sorted((session for part in parts for session in part), key=lambda session: session.index) == whole
+    unsharded = list(Workload(config))
+    assert sorted((session for part in parts for session in part), key=lambda session: session.index) == unsharded
     for index, part in enumerate(parts):
         assert [session.index % shards for session in part] == [index] * len(part)
     assert digest(config, shards) == digest(config)
     planned = [Workload(config, Shard(index, shards)).survey().planned or 0 for index in range(shards)]
-    assert sum(planned) == sum(len(session.turns) for session in whole)
+    assert sum(planned) == sum(len(session.turns) for session in unsharded)
 
 
-def test_a_series_ends_with_its_last_point_unless_a_bound_is_given() -> None:
+def test_rate_series_ends_with_the_last_point_without_a_bound() -> None:
     series = replace(BASE, pattern="series", rate=None, number=None, rate_series=((0, 2), (10, 4)))
     assert series.ends_s == 10
     assert (replace(series, duration_s=20.0).ends_s, replace(series, number=100).ends_s) == (20, None)
@@ -141,7 +141,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("_in_a_folder_of_its_own")
-def test_an_endpoints_whole_url_is_taken() -> None:
+def test_endpoint_url_is_accepted() -> None:
     Path("F").touch()
     config = parse_config(
         shlex.split(
@@ -153,7 +153,7 @@ def test_an_endpoints_whole_url_is_taken() -> None:
     assert str(origin_of(config.url)) == "https://h/compatible-mode"
 
 
-def test_sessions_are_what_single_draws_make() -> None:
+def test_sessions_equal_single_draws() -> None:
     for session in Workload(SESSIONS):
         assert session.prefix == below(draw(1, Stream.PREFIX_CHOICE, session.index), 2)
         assert session.prefix_key == draw(1, Stream.PREFIX_TOKENS, session.prefix or 0)

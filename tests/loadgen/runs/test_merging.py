@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.runs.merging import InFlight, Times, merge_parts, part_of, parts_of
+from loadgen.runs.merging import InFlight, Times, merge_parts, part_path, part_paths
 from tracefile.files.reading import load_trace
 from tracefile.files.writing import TraceWriter
 from tracefile.records.errors import InputError
@@ -35,13 +35,13 @@ def write(path: Path, records: Sequence[Record]) -> Path:
 
 
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.zst", "t.jsonl.gz"])
-def test_parts_become_one_trace_in_finish_order(folder: Path, name: str) -> None:
+def test_parts_merge_in_finish_order(folder: Path, name: str) -> None:
     trace = folder / name
     parts = [
-        write(part_of(trace, 0), [record("a", 0, 10), record("b", 5, 25)]),
-        write(part_of(trace, 1), [record("c", 1, 2), record("d", 6, 6), record("e", 31, 1)]),
+        write(part_path(trace, 0), [record("a", 0, 10), record("b", 5, 25)]),
+        write(part_path(trace, 1), [record("c", 1, 2), record("d", 6, 6), record("e", 31, 1)]),
     ]
-    assert parts_of(trace) == parts
+    assert part_paths(trace) == parts
     assert merge_parts(trace, parts, META) == 5
     meta, records = load_trace(trace)
     assert meta == META
@@ -58,7 +58,7 @@ def test_parts_become_one_trace_in_finish_order(folder: Path, name: str) -> None
 
 def test_parts_stay_until_the_merged_trace_is_there(folder: Path) -> None:
     trace = folder / "t.jsonl"
-    part = write(part_of(trace, 0), [record("a", 0, 10)])
+    part = write(part_path(trace, 0), [record("a", 0, 10)])
     trace.mkdir()  # what cannot be replaced by a file
     with pytest.raises(InputError, match="is a directory; expected a file to write"):
         merge_parts(trace, [part], META)

@@ -22,7 +22,7 @@ def progress_of(workers: int, planned: int | None = None, last_send_s: float | N
     return RunProgress(0, workers, planned=planned, last_send_s=last_send_s)
 
 
-def told(started: int, ok: int, error: int = 0, ttft_ms: tuple[float, ...] = ()) -> Progress:
+def report_of(started: int, ok: int, error: int = 0, ttft_ms: tuple[float, ...] = ()) -> Progress:
     counts = Counts(started=started, in_flight=started - ok - error, statuses=Counter(ok=ok, error=error))
     counts.looked_up_tokens, counts.cached_tokens, counts.output_tokens = 100 * ok, 40 * ok, 10 * ok
     sample = Sample()
@@ -33,8 +33,8 @@ def told(started: int, ok: int, error: int = 0, ttft_ms: tuple[float, ...] = ())
 def test_workers_add_up(clock: list[float]) -> None:
     progress = progress_of(2, planned=40)
     clock[0] = 2.0
-    progress.hear(0, told(10, 7, ttft_ms=(20.0,)))
-    progress.hear(1, told(8, 2, 1, ttft_ms=(40.0, 60.0)))
+    progress.receive(0, report_of(10, 7, ttft_ms=(20.0,)))
+    progress.receive(1, report_of(8, 2, 1, ttft_ms=(40.0, 60.0)))
     status = progress.status()
     counts = status.counts
     assert (counts.started, counts.in_flight, counts.statuses["ok"], counts.failed) == (18, 8, 9, 1)
@@ -63,7 +63,7 @@ def test_workers_add_up(clock: list[float]) -> None:
         ((0.0, 0, 0), 200, 90.0, 90.0),
     ],
 )
-def test_time_left_follows_the_plan_and_the_pace_of_the_whole_run(
+def test_remaining_time_from_plan_and_mean_rate(
     seen: tuple[float, int, int], planned: int | None, last_send_s: float | None, left_s: float | None
 ) -> None:
     assert remaining_s(*seen, planned=planned, last_send_s=last_send_s) == left_s

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
-from loadgen.runs.rayworkers import CLOCK_QUESTIONS, clock_ahead_ns
+from loadgen.runs.rayworkers import CLOCK_SAMPLES, clock_ahead_ns
 from tests.jsonoutput import json_of
 from tracefile.files.reading import load_trace
 
@@ -35,13 +35,13 @@ class SkewedClock:
     async def theirs(self) -> int:
         delay_ns = next(self.delays_ns)
         self.now_ns += delay_ns // 2
-        told_ns = self.now_ns + self.ahead_ns
+        reported_ns = self.now_ns + self.ahead_ns
         self.now_ns += delay_ns - delay_ns // 2
-        return told_ns
+        return reported_ns
 
 
-def test_the_quickest_answer_says_how_far_a_clock_is_ahead() -> None:
-    clock = SkewedClock(5_000_000, [900, 400, 1000, *[700] * CLOCK_QUESTIONS])
+def test_clock_offset_from_the_fastest_exchange() -> None:
+    clock = SkewedClock(5_000_000, [900, 400, 1000, *[700] * CLOCK_SAMPLES])
     assert asyncio.run(clock_ahead_ns(clock.theirs, clock.ours)) == 5_000_000
 
 
@@ -73,4 +73,4 @@ def test_workers_on_a_cluster_are_the_same_run(cluster: str, engine: Any, tmp_pa
 
     too_many = run_on(cluster, engine, folder / "more", *SESSIONS, "--procs", "5")
     assert too_many.returncode == 2
-    assert "--procs: 5 workers on 4 cores; expected a Ray cluster with one for each" in too_many.stderr
+    assert "--procs: 5 workers on 4 cores; expected a Ray cluster with a core for each" in too_many.stderr

@@ -50,7 +50,7 @@ def summary_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[RunOutcome], Summar
     return lambda run: end_run(run, settings, **told).summary
 
 
-def test_the_json_has_it_all(summary_of: Callable[[RunOutcome], Summary]) -> None:
+def test_json_summary_is_complete(summary_of: Callable[[RunOutcome], Summary]) -> None:
     told = msgspec.json.decode(msgspec.json.encode(summary_of(driven())))
     assert set(told) == set(Summary.__struct_fields__)
     assert told["findings"] == {"seen": 2}

@@ -80,14 +80,14 @@ class Parent:
     trace: Path
     parallel: int | None = None
     timeout_s: float | None = None
-    said: list[FromWorker] = field(default_factory=list)
+    messages: list[FromWorker] = field(default_factory=list)
     inbox: asyncio.Queue[FromParent | None] = field(default_factory=asyncio.Queue)
     when_sent: Callable[["Parent"], None] | None = None
     """Called once the first progress tells of a request in flight."""
 
     def run(self, plan: Plan) -> FromWorker:
         asyncio.run(asyncio.wait_for(self.serve(plan), 30))
-        return self.said[-1]
+        return self.messages[-1]
 
     def records(self) -> list[Record]:
         return load_trace(self.trace)[1]
@@ -105,7 +105,7 @@ class Parent:
         await serve(self.inbox, self.hear)
 
     def hear(self, message: FromWorker) -> None:
-        self.said.append(message)
+        self.messages.append(message)
         if isinstance(message, Ready):
             unix_ns = time.time_ns()
             self.inbox.put_nowait(Go(time.perf_counter_ns(), unix_ns, Meta(source="client", epoch_unix_ns=unix_ns)))
@@ -127,9 +127,7 @@ def test_a_parent_that_is_gone_stops_the_run(engine: Any, tmp_path: Path) -> Non
     assert outcomes(parent.records()) == {"a": ("client_abort", None)}
 
 
-def test_an_error_in_the_plan_ends_the_run_with_it(
-    engine: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_error_ends_the_run(engine: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def broken() -> PlannedRequest:
         raise RuntimeError("the plan's own")
 
@@ -139,18 +137,18 @@ def test_an_error_in_the_plan_ends_the_run_with_it(
     assert "the plan's own" in capfd.readouterr().err
 
 
-def test_another_error_is_told_without_its_text(engine: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_error_is_reported_without_content(engine: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def broken() -> PlannedRequest:
         return request(str(int("canary")))
 
     failed = Parent(engine.url, tmp_path / "t.jsonl").run(lambda: iter([*sends("a"), Send(100.0, broken)]))
     assert isinstance(failed, Failed)
     assert re.fullmatch(r"ValueError at test_worker\.py:\d+", failed.text)
-    assert failed.text in (said := capfd.readouterr().err)
-    assert "base 10" not in said
+    assert failed.text in (messages := capfd.readouterr().err)
+    assert "base 10" not in messages
 
 
-def test_nobody_at_the_url_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_unreachable_url_is_an_input_error(tmp_path: Path) -> None:
     parent = Parent("http://127.0.0.1:1", tmp_path / "t.jsonl")
     failed = parent.run(lambda: iter(sends("a")))
     assert isinstance(failed, Failed)

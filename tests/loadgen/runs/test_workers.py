@@ -36,28 +36,28 @@ def arguments(engine: Any, trace: Path, *flags: str) -> list[str]:
     return ["--url", engine.url, "-o", str(trace), *flags]
 
 
-def test_however_many_workers_it_is_one_run(engine: Any, folder: Path) -> None:
+def test_equal_run_with_any_number_of_workers(engine: Any, folder: Path) -> None:
     engine.answer = [2000, 2001, 2002]  # the same whoever asks first, so that later prompts are the same too
-    seen, said, ids = [], [], []
+    seen, summaries, ids = [], [], []
     for procs in (1, 2, 3):
         engine.seen.clear()
         trace = folder / f"{procs}.jsonl"
-        said.append(json_of(main, arguments(engine, trace, *SESSIONS, "--nonce", "n", "--procs", str(procs))))
+        summaries.append(json_of(main, arguments(engine, trace, *SESSIONS, "--nonce", "n", "--procs", str(procs))))
         seen.append(sorted(json.dumps(body) for body in engine.seen))
         meta, records = load_trace(trace)
         ids.append(sorted(record.request_id for record in records))
         assert meta.extra.get("workers", 1) == procs
         assert meta.workload is not None
-        assert meta.workload.digest == said[-1]["digest"]
+        assert meta.workload.digest == summaries[-1]["digest"]
         ends = [record.end_ms() or 0.0 for record in records]
         assert ends == sorted(ends)
-        assert len(said[-1]["processes"]) == procs
+        assert len(summaries[-1]["processes"]) == procs
     assert seen[0] == seen[1] == seen[2]
     assert ids[0] == ids[1] == ids[2]
     for key in ("digest", "sent", "statuses"):
-        assert said[0][key] == said[1][key] == said[2][key], key
+        assert summaries[0][key] == summaries[1][key] == summaries[2][key], key
     for name in ("input_tokens", "output_tokens"):
-        assert len({one["metrics"]["per_request"][name]["mean"] for one in said}) == 1
+        assert len({summary["metrics"]["per_request"][name]["mean"] for summary in summaries}) == 1
     assert sorted(os.listdir(folder)) == [f"{procs}.jsonl" for procs in (1, 2, 3)]
 
 
@@ -88,7 +88,7 @@ def wait_for(count: int, engine: Any, process: "subprocess.Popen[str]") -> None:
 ENDLESS = ("--pattern", "constant", "--rate", "40", "--number", "100000", "--output-tokens", "2", "--procs", "2")
 
 
-def test_when_a_worker_dies_the_others_stop_and_what_was_recorded_is_kept(engine: Any, folder: Path) -> None:
+def test_dead_worker_stops_the_run_and_records_stay(engine: Any, folder: Path) -> None:
     trace = folder / "t.jsonl"
     with running(engine, trace, *ENDLESS, "--json") as process:
         wait_for(40, engine, process)
@@ -107,7 +107,7 @@ def test_when_a_worker_dies_the_others_stop_and_what_was_recorded_is_kept(engine
     assert not [name for name in os.listdir(folder) if "part" in name]
 
 
-def test_an_interrupt_stops_all_workers_and_the_trace_is_whole(engine: Any, folder: Path) -> None:
+def test_interrupt_stops_all_workers_with_a_complete_trace(engine: Any, folder: Path) -> None:
     engine.stalls = True
     trace = folder / "t.jsonl.zst"
     with running(engine, trace, *ENDLESS) as process:
@@ -115,7 +115,7 @@ def test_an_interrupt_stops_all_workers_and_the_trace_is_whole(engine: Any, fold
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
-    assert "cut short (SIGTERM)" in out
+    assert "stopped (SIGTERM)" in out
     _, records = load_trace(trace)
     assert len(records) == len(engine.seen) >= 6
     assert {record.status for record in records} == {"client_abort"}
@@ -130,7 +130,7 @@ def end(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_second_interrupt_ends_it_at_once_and_leaves_the_parts(engine: Any, folder: Path) -> None:
+def test_second_interrupt_ends_at_once_and_leaves_the_parts(engine: Any, folder: Path) -> None:
     engine.stalls = True
     trace = folder / "t.jsonl"
     with running(engine, trace, *ENDLESS) as process, contextlib.ExitStack() as stack:
@@ -147,9 +147,9 @@ def test_a_second_interrupt_ends_it_at_once_and_leaves_the_parts(engine: Any, fo
     assert process.returncode == 130, err
     assert "Traceback" not in err
     parts = [f"t.jsonl.part{index}.jsonl" for index in (0, 1)]
-    assert f"warning: left as recorded so far: {folder / parts[0]}, {folder / parts[1]}" in err
+    assert f"warning: incomplete traces left: {folder / parts[0]}, {folder / parts[1]}" in err
     assert sorted(os.listdir(folder)) == sorted(parts)
-    with pytest.raises(InputError, match="left by a run that was killed; expected another name, or --overwrite"):
+    with pytest.raises(InputError, match="left by a killed run; expected another name, or --overwrite"):
         main(arguments(engine, trace, *SESSIONS))
     engine.stalls = False
     assert main(arguments(engine, trace, *SESSIONS, "--overwrite", "--procs", "2")) == 0

@@ -172,7 +172,7 @@ def test_requests_go_out_when_they_are_due_and_are_built_before(bench: Runner) -
     assert done.tally.statuses == {"ok": 3}
 
 
-def test_a_follow_up_counts_from_its_parents_end(bench: Runner) -> None:
+def test_follow_up_is_due_from_the_end_of_the_parent(bench: Runner) -> None:
     async def test(at: Bench) -> None:
         at.service_ms["a"] = 40
         await at.run([at.send("a", 5, lambda answer: [at.send("b", 25, parent="a")]), at.send("c", 60)])
@@ -205,7 +205,7 @@ def test_no_more_than_parallel_are_in_flight_and_the_wait_is_no_lag(bench: Runne
     assert sorted(map(round, late)) == [30, 40, 50, 50]
 
 
-def test_what_is_too_late_is_not_sent_and_has_no_record(bench: Runner) -> None:
+def test_late_requests_are_not_sent(bench: Runner) -> None:
     async def test(at: Bench) -> None:
         await at.run([at.send(name, None, until_ms=15) for name in "abc"], parallel=1)
 
@@ -215,7 +215,7 @@ def test_what_is_too_late_is_not_sent_and_has_no_record(bench: Runner) -> None:
     assert [record.request_id for record in done.records] == ["a", "b"]
 
 
-def test_a_request_that_takes_too_long_is_given_up_within_a_beat(bench: Runner) -> None:
+def test_request_timeout_within_a_beat(bench: Runner) -> None:
     async def test(at: Bench) -> None:
         at.service_ms["slow"] = 60_000
         at.timeout_ms = 200
@@ -229,7 +229,7 @@ def test_a_request_that_takes_too_long_is_given_up_within_a_beat(bench: Runner) 
     assert done.records[0].e2e_ms == pytest.approx(200, abs=51)
 
 
-def test_a_response_without_end_is_given_up_at_its_bound(bench: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_response_is_aborted_at_its_limit(bench: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadgen.core.request.LEAST_RESPONSE_BYTES", 100_000)
 
     async def test(at: Bench) -> None:
@@ -256,7 +256,7 @@ def test_no_more_is_built_ahead_than_is_allowed(bench: Runner) -> None:
     assert len(bench(test).built) == 2 + MOST_WAITING
 
 
-def test_stop_aborts_what_is_in_flight_and_records_it(bench: Runner) -> None:
+def test_stop_aborts_and_records_requests_in_flight(bench: Runner) -> None:
     async def test(at: Bench) -> None:
         at.service_ms["a"] = 1000
         asyncio.get_running_loop().call_later(0.1, at.stop)

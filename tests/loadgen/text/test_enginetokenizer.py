@@ -53,9 +53,9 @@ def serving(answer: Serve) -> Iterator[ControlClient]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             asked = msgspec.json.decode(self.rfile.read(int(self.headers["Content-Length"])))
-            found = answer(self.path, asked)
-            body = b"{}" if found is None else msgspec.json.encode(found)
-            self.send_response(404 if found is None else 200)
+            response = answer(self.path, asked)
+            body = b"{}" if response is None else msgspec.json.encode(response)
+            self.send_response(404 if response is None else 200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -86,7 +86,7 @@ def test_texts_and_ids_on_every_engine(answer: Serve) -> None:
         assert tokenizer.decode([3, 5]) == "spelled"
 
 
-def test_conversations_where_the_engine_takes_them() -> None:
+def test_chat_apis_of_engines() -> None:
     with serving(vllm) as control:
         assert EngineTokenizer(control, "m").encode_chat(CHAT) == ids(rendered(CHAT))
     with serving(llama_cpp) as control:

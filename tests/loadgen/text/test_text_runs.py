@@ -20,8 +20,8 @@ def run(url: str, folder: Path, *flags: str) -> dict[str, Any]:
     """A run's summary."""
     trace = folder / "t.jsonl"
     arguments = ["--url", url, "-o", str(trace), "--overwrite"]
-    found: dict[str, Any] = json_of(main, [*arguments, *SESSIONS, *flags])
-    return found
+    summary: dict[str, Any] = json_of(main, [*arguments, *SESSIONS, *flags])
+    return summary
 
 
 @pytest.mark.parametrize(("api", "hashed"), [("chat", "engine"), ("responses", "tokenizer"), ("messages", "tokenizer")])
@@ -41,7 +41,7 @@ def test_prompts_have_the_planned_tokens(sim_server: str, tmp_path: Path, api: s
     assert {record.hash_source for record in records if record.turn == 1} == {hashed}
 
 
-def test_a_block_that_an_answer_filled_is_the_next_prompts_under_one_hash(sim_server: str, tmp_path: Path) -> None:
+def test_output_blocks_have_equal_hashes_in_the_next_prompt(sim_server: str, tmp_path: Path) -> None:
     run(sim_server, tmp_path, "--api", "chat", "--seed", "5")
     _, records = load_trace(tmp_path / "t.jsonl")
     by_id = {record.request_id: record for record in records}

@@ -50,21 +50,23 @@ def test_a_conversation_of_words_is_the_template_and_the_words(
     """Any messages in any lengths: their tokens after the chat template are known before anyone encodes them."""
     text_maker = TextMaker(target, tokenizer=tokenizer)
     roles = data.draw(st.lists(st.sampled_from(["user", "assistant"]), min_size=1, max_size=4))
-    said = [
+    messages = [
         SyntheticMessage(role, data.draw(st.integers(0, 2**64 - 1)), data.draw(st.integers(1, 40)))  # type: ignore[arg-type]
         for role in ["system", *roles, "user"]
     ]
-    conversation = [text_maker.say(message) for message in said]
+    conversation = [text_maker.sent_message(message) for message in messages]
     planned = text_maker.ids(conversation)
     assert planned is not None
     assert planned.tolist() == tokenizer.encode_chat(chat_messages(conversation))
     assert text_maker.length(conversation) == len(planned)
 
 
-def test_prompts_of_one_prefix_share_it_and_the_template_and_nothing_more(target: TargetText) -> None:
+def test_prompts_share_only_prefix_and_template(target: TargetText) -> None:
     text_maker = TextMaker(target)
-    system = text_maker.say(SyntheticMessage("system", 1, 100))
-    first, second = (text_maker.ids([system, text_maker.say(SyntheticMessage("user", key, 20))]) for key in (2, 3))
+    system = text_maker.sent_message(SyntheticMessage("system", 1, 100))
+    first, second = (
+        text_maker.ids([system, text_maker.sent_message(SyntheticMessage("user", key, 20))]) for key in (2, 3)
+    )
     assert first is not None
     assert second is not None
     gaps = target.gaps[SYSTEM_CHAT[:2]]
@@ -96,7 +98,7 @@ def hash_of(word: str) -> int:
     return int.from_bytes(word.encode().rjust(8, b"\0")[-8:], "big")
 
 
-def test_a_tokenizer_that_merges_rows_is_caught() -> None:
+def test_tokenizer_that_merges_words_is_detected() -> None:
     """Each word alone and behind one other is one token; three in a row are not."""
 
     def merging(text: str) -> list[int]:
@@ -104,4 +106,4 @@ def test_a_tokenizer_that_merges_rows_is_caught() -> None:
         return token_ids if text.count(" ") < 2 or "\n" in text else token_ids[:-1]
 
     target = learn_target(Broken(merging), [("user",)])
-    assert target.unknown == "rows of its words do not survive re-tokenization"
+    assert target.unknown == "its words change in re-tokenization"
