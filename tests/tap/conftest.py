@@ -288,12 +288,12 @@ class TapCommand:
     def pids(self, module: str) -> list[int]:
         """Its children that run ``module``, oldest first."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        children = []
+        pids = []
         for child in sorted(map(int, children)):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
-                    children.append(child)
-        return children + warm_children(self.process.pid, module)
+                    pids.append(child)
+        return pids + warm_children(self.process.pid, module)
 
     def recorder_pid(self) -> int:
         [recorder] = self.pids("tap.recorder.recorder")
