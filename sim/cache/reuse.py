@@ -1,7 +1,7 @@
 """Block reuse of a trace, ``sim curve --reuse``: times and LRU depths between two accesses of a block.
 
 Requests run in order of arrival. An access is a lookup of a full prompt block. Blocks that an output fills are touched,
-as in the curve, but not looked up. A block without a hash is never accessed is_repeated.
+as in the curve, but not looked up. A block without a hash is never accessed again.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""KV cache offloading of a deployment: host memory behind the block pool, and its assumptions.
+"""KV cache offloading of a deployment to host memory, and its assumptions.
 
 A capture does not record host memory: a result lists the assumptions of its model.
 """
@@ -49,7 +49,7 @@ class Deployment:
     def check(self, engine: EngineConfig) -> None:
         """Raise InputError for several KV groups together with offloading."""
         if engine.kv_groups is not None and self.host_blocks:
-            raise InputError("--kv-groups: not simulated with memory behind the pool; expected one of the two")
+            raise InputError("--kv-groups: not simulated with --host-blocks; expected one of the two")
 
     def meta(self) -> dict[str, Any]:
         """Return the header fields of a predicted trace; empty: no offloading."""
@@ -104,7 +104,7 @@ def _duration_ms(flag: str, word: str) -> float:
 Reader = Callable[[str, str], Any]
 """Parses the value of a flag; arguments: flag, text. Raises InputError."""
 DEPLOYMENT_FLAGS: dict[str, tuple[type, str, str, Reader, str]] = {
-    "host-blocks": (int, "N", "host memory of each engine, in KV blocks behind the pool", integer(0), "host_blocks"),
+    "host-blocks": (int, "N", "host memory of each engine for offloading, in KV blocks", integer(0), "host_blocks"),
     "kv-bytes-per-token": (int, "N", "KV cache bytes of a token over all layers", integer(1), "kv_bytes_per_token"),
     "host-gb-per-s": (float, "X", "bandwidth to host memory in GB/s, each way (default 25)", positive, "host_gb_per_s"),
     "host-latency": (str, "TIME", "time of a transfer (default 0.05ms)", _duration_ms, "host_latency_ms"),
@@ -121,7 +121,7 @@ def refuse_alone(flags: Collection[str]) -> None:
 
 def add_deployment_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of KV cache offloading."""
-    group = parser.add_argument_group("deployment", "memory behind the pool (docs/capacity.md)")
+    group = parser.add_argument_group("deployment", "KV cache offloading to host memory (docs/capacity.md)")
     for name, (_, metavar, description, _, _) in DEPLOYMENT_FLAGS.items():
         group.add_argument(f"--{name}", metavar=metavar, help=description)
 

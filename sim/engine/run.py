@@ -113,10 +113,10 @@ class Summary:
 def summarise(records: Iterable[Record], preemptions: int, steps: int) -> Summary:
     """Summarise a predicted trace in one pass, without keeping its records: tokens, prefix hits, TTFT."""
     columns = np.fromiter(chain.from_iterable(map(_numbers, records)), np.float64).reshape(-1, 9).T
-    arrival_ms, e2e_ms, wait_ms, wait_end, turn, prompt_tokens, cached_tokens, not_ok, too_long = columns
+    arrival_ms, e2e_ms, ttft_ms, ttft_end, turn, prompt_tokens, cached_tokens, not_ok, too_long = columns
     counted = cached_tokens != NOT_ADMITTED
     turns = {"all": turn >= 0, "turn 1": turn == 1, "turns 2+": turn > 1}
-    waited = {name: rows & ~np.isnan(wait_ms) for name, rows in turns.items()}
+    waited = {name: rows & ~np.isnan(ttft_ms) for name, rows in turns.items()}
     last_ms = arrival_ms.max(initial=-np.inf)
     return Summary(
         requests=len(turn),
@@ -128,7 +128,7 @@ def summarise(records: Iterable[Record], preemptions: int, steps: int) -> Summar
         steps=steps,
         arrivals_ms=float(last_ms - arrival_ms.min()) if len(turn) else 0.0,
         drain_ms=float((arrival_ms + e2e_ms).max() - last_ms) if len(turn) else 0.0,
-        cohorts=[_cohort(name, wait_ms[rows], wait_end[rows]) for name, rows in waited.items() if rows.any()],
+        cohorts=[_cohort(name, ttft_ms[rows], ttft_end[rows]) for name, rows in waited.items() if rows.any()],
     )
 
 
@@ -153,11 +153,11 @@ def _first_token_end(record: Record) -> tuple[float, int]:
     return math.nan if record.e2e_ms is None or end == survival.EVENT else record.e2e_ms, end
 
 
-def _cohort(name: str, wait_ms: FloatArray, wait_end: FloatArray) -> CohortSummary:
-    waits = survival.latency_sample(wait_ms, wait_end.astype(np.int8), np.arange(len(wait_ms)))
-    levels = survival.quantiles(waits, survival.incidence(waits), np.array(_LEVELS)).tolist()
+def _cohort(name: str, ttft_ms: FloatArray, ttft_end: FloatArray) -> CohortSummary:
+    sample = survival.latency_sample(ttft_ms, ttft_end.astype(np.int8), np.arange(len(ttft_ms)))
+    levels = survival.quantiles(sample, survival.incidence(sample), np.array(_LEVELS)).tolist()
     p50, p90, p99 = (value if math.isfinite(value) else None for value in levels)
-    return CohortSummary(name, len(wait_ms), p50, p90, p99)
+    return CohortSummary(name, len(ttft_ms), p50, p90, p99)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -41,8 +41,8 @@ def request_columns(arrivals: Arrivals, block_size: int, hit_limits: IntArray | 
     computed = arrivals.prompt_tokens + arrivals.output_tokens - 1
     for index in np.flatnonzero(arrivals.runs & (arrivals.full_blocks < computed // block_size))[:1].tolist():
         raise ValueError(f"request {arrivals.ids[index]}: its chain of {arrivals.full_blocks[index]} keys is too short")
-    waits = arrivals.parents != NOBODY
-    parents = np.where(waits, np.searchsorted(arrivals.numbers, arrivals.parents), NOBODY)
+    has_parent = arrivals.parents != NOBODY
+    parents = np.where(has_parent, np.searchsorted(arrivals.numbers, arrivals.parents), NOBODY)
     return RequestColumns(
         arrivals.ids,
         integers(arrivals.hashes),

@@ -33,6 +33,6 @@ def traffic_of(engines: Sequence[Engine], living: Sequence[Engine] | None = None
 
 def traffic_sentence(traffic: TierTraffic) -> str:
     return (
-        f"memory behind the pool: {traffic.loaded_tokens:,} tokens loaded in {traffic.loads:,} transfers, "
+        f"host memory: {traffic.loaded_tokens:,} tokens loaded in {traffic.loads:,} transfers, "
         f"{traffic.stored_blocks:,} blocks stored, {traffic.host_blocks:,} kept, {traffic.host_evicted:,} evicted"
     )

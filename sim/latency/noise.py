@@ -2,7 +2,7 @@
 
 The duration of a step is its predicted duration times a factor. The distribution of the factor depends on the predicted
 duration: a delay of a few milliseconds is large for a step of 12 ms and small for a step of 400 ms. All requests of a
-step share its factor, so TTFT and ITL are uniforms jointly, and queueing needs no noise of its own. A share of the
+step share its factor, so TTFT and ITL are drawn jointly, and queueing needs no noise of its own. A share of the
 factor is autocorrelated: its correlation with the value t ms before is exp(−t / ``correlation_time_ms``). Each request
 has a factor on the API server's work.
 
@@ -98,8 +98,8 @@ def step_table(noise: Noise) -> FloatArray:
         return np.empty((0, 0))
     at = np.arange(-WIDEST * PER_NORMAL, WIDEST * PER_NORMAL + 1) / PER_NORMAL
     normal = NormalDist()
-    u = [normal.cdf(z) for z in at.tolist()]
-    return np.stack([np.interp(u, noise.levels, row) for row in noise.step_log_ratio])
+    probabilities = [normal.cdf(z) for z in at.tolist()]
+    return np.stack([np.interp(probabilities, noise.levels, row) for row in noise.step_log_ratio])
 
 
 def frontend_factors(noise: Noise, seed: int | None, request_ids: Sequence[str]) -> FloatArray:

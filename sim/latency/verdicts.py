@@ -87,12 +87,12 @@ def read_verdicts(path: Path, model: Model) -> list[Verdict]:
 def verdict_sentence(path: Path, model: Model, trace_digest: str, meta: Meta) -> str:
     """Return the verdict of ``sim validate`` on the latency model in a line: on this trace, else on its engine."""
     verdicts, engine = read_verdicts(path, model), engine_named(meta)
-    here = [verdict for verdict in verdicts if verdict.trace_digest == trace_digest]
-    if here:
-        return f"in sim validate on this trace this model {here[-1]}"
-    alike = [verdict for verdict in verdicts if engine and verdict.engine == engine]
-    if alike:
-        return f"not validated on this trace; on {alike[-1].trace}, of the same engine, this model {alike[-1]}"
+    on_trace = [verdict for verdict in verdicts if verdict.trace_digest == trace_digest]
+    if on_trace:
+        return f"in sim validate on this trace this model {on_trace[-1]}"
+    on_engine = [verdict for verdict in verdicts if engine and verdict.engine == engine]
+    if on_engine:
+        return f"not validated on this trace; on {on_engine[-1].trace}, of the same engine, this model {on_engine[-1]}"
     if verdicts:
         return f"not validated on this engine; on {verdicts[-1].trace} this model {verdicts[-1]}"
     return "this model was never validated: run sim validate to measure the error of its forecasts"

@@ -47,9 +47,9 @@ def _forms(layout: KvLayout, groups: list[Group]) -> list[Form]:
     """Return sets of equal KV groups, which share a prefix lookup; full attention first."""
     forms = []
     for spec in sorted(dict.fromkeys(layout.groups), key=lambda spec: not spec.sees_all):
-        alike = [group for group, other in zip(groups, layout.groups, strict=True) if other == spec]
-        margin = layout.match_unit if layout.partial_hits and spec.sees_all else alike[0].size
-        forms.append(Form(alike, 0 if spec.keeps_state else margin))
+        equal_groups = [group for group, other in zip(groups, layout.groups, strict=True) if other == spec]
+        margin = layout.match_unit if layout.partial_hits and spec.sees_all else equal_groups[0].size
+        forms.append(Form(equal_groups, 0 if spec.keeps_state else margin))
     return forms
 
 

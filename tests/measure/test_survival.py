@@ -124,8 +124,8 @@ def test_large_samples_are_thinned_to_their_order_statistics(monkeypatch: pytest
     monkeypatch.setattr("measure.latency_samples._MOST_SAMPLES", 4)
     twelve, other = [(float(time), EVENT) for time in range(1, 13)], waits_of((20, EVENT))
     # Of twelve the middles of the quarters stay: the second, fifth, eighth and eleventh.
-    kept = waits_of((2, EVENT), (5, EVENT), (8, EVENT), (11, EVENT))
-    assert distance(waits_of(*twelve), other) == distance(other, waits_of(*twelve)) == distance(kept, other)
+    retained = waits_of((2, EVENT), (5, EVENT), (8, EVENT), (11, EVENT))
+    assert distance(waits_of(*twelve), other) == distance(other, waits_of(*twelve)) == distance(retained, other)
     assert distance(waits_of(*twelve[:4]), other).w1_ms == pytest.approx(20 - 2.5), "four are not too many"
     censored = waits_of(*twelve[:11], (21, CENSORED))  # a censored sample is no list of order statistics
     assert distance(censored, other).w1_ms == pytest.approx(sum(20 - time for time in range(1, 12)) / 12 + 1 / 12)

@@ -37,4 +37,4 @@ def test_packed_chains_come_back(parts: list[list[list[int]]], data: st.DataObje
     order = np.array(which, np.int64)
     runs = chain_indices((np.cumsum(packed.runs) - packed.runs)[order], packed.runs[order])
     blocks = chain_indices(packed.firsts[runs].astype(np.int64), packed.lengths[runs].astype(np.int64))
-    assert blocks.tolist() == [one for place in which for one in chains[place]]
+    assert blocks.tolist() == [one for position in which for one in chains[position]]

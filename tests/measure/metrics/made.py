@@ -7,14 +7,14 @@ from measure.runs import Run, make_run
 from tracefile.records.schema import Meta, Record, RequestId
 
 
-def request(name: str, arrival_ms: float, **known: Any) -> Record:
+def request(name: str, arrival_ms: float, **hashed: Any) -> Record:
     """A streamed request with the fields that are given; gaps carry one token each unless ``itl_tokens`` says."""
-    gaps = known.get("itl_ms", [])
+    gaps = hashed.get("itl_ms", [])
     return Record(
         request_id=RequestId(name),
         arrival_ms=arrival_ms,
         stream=True,
-        **{"itl_tokens": [1] * len(gaps), **known},
+        **{"itl_tokens": [1] * len(gaps), **hashed},
     )
 
 

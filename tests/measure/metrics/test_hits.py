@@ -38,8 +38,8 @@ def test_hits_are_full_engine_blocks_without_the_last_token() -> None:
 
 
 def test_each_of_several_upstreams_has_its_requests_hits_and_ttft() -> None:
-    def sent(name: str, upstream: str | None, ttft_ms: float | None, **known: Any) -> Record:
-        return request(name, 0.0, upstream=upstream, ttft_ms=ttft_ms, **known)
+    def sent(name: str, upstream: str | None, ttft_ms: float | None, **hashed: Any) -> Record:
+        return request(name, 0.0, upstream=upstream, ttft_ms=ttft_ms, **hashed)
 
     records = [
         sent("a", "http://two", 10.0, prompt_tokens=100, cached_tokens=50),
@@ -76,10 +76,10 @@ def records_of(draw: Any) -> list[Record]:
         beyond = [BlockHash(hash((*forks, "output", at)) % 2**64) for at in range(outputs)]
         tokens = 4 * len(blocks) + draw(st.integers(0, 3))
         times = {"e2e_ms": draw(st.integers(0, 5)) * 1.0}
-        known: dict[str, Any] = {"hashable_blocks": draw(st.none() | st.integers(0, len(blocks)))}
+        hashed: dict[str, Any] = {"hashable_blocks": draw(st.none() | st.integers(0, len(blocks)))}
         if draw(st.booleans()):
-            known |= {"block_hashes": blocks, "output_block_hashes": beyond}
-        result.append(request(f"r{number}", draw(st.integers(0, 9)) * 1.0, prompt_tokens=tokens, **times, **known))
+            hashed |= {"block_hashes": blocks, "output_block_hashes": beyond}
+        result.append(request(f"r{number}", draw(st.integers(0, 9)) * 1.0, prompt_tokens=tokens, **times, **hashed))
     return result
 
 

@@ -11,11 +11,11 @@ from tests.measure.metrics.made import request, run_of
 from tracefile.records.schema import Engine, Record, Workload
 
 
-def tokens(name: str, span_s: tuple[float, float], counts: tuple[int, int, int], **known: Any) -> Record:
+def tokens(name: str, span_s: tuple[float, float], counts: tuple[int, int, int], **hashed: Any) -> Record:
     """A request from arrival to end, with prompt, cached and output tokens."""
     begin_s, end_s = span_s
     named = dict(zip(("prompt_tokens", "cached_tokens", "output_tokens"), counts, strict=True))
-    return request(name, begin_s * 1000, e2e_ms=(end_s - begin_s) * 1000, **named, **known)
+    return request(name, begin_s * 1000, e2e_ms=(end_s - begin_s) * 1000, **named, **hashed)
 
 
 # 100 s of wall time from the first arrival at 10 s: ends at 10, 20, 80 and 100 s after it.

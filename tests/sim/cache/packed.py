@@ -8,5 +8,5 @@ from tracefile.records.arrays import IntArray
 
 def in_order(blocks: list[int], starts: IntArray) -> tuple[PackedChains, IntArray, IntArray, IntArray]:
     """Requests with dense block numbers, all known, in the order of their chains."""
-    known = np.diff(starts)
-    return pack_chains(np.array(blocks, np.int32), known), np.arange(len(known)), known, starts.astype(np.int64)
+    hashed = np.diff(starts)
+    return pack_chains(np.array(blocks, np.int32), hashed), np.arange(len(hashed)), hashed, starts.astype(np.int64)

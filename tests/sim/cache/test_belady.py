@@ -84,8 +84,8 @@ def wanted(records: Sequence[Record], usable: int) -> list[Wanted]:
 
 
 def belady_hits(records: Sequence[Record], usable: int) -> tuple[list[int], int]:
-    some = Batch(list(records))
-    prompts = lay_out(some, some.hashes(), Chains(Meta(block_size=BLOCK)))
+    subset = Batch(list(records))
+    prompts = lay_out(subset, subset.hashes(), Chains(Meta(block_size=BLOCK)))
     pool = BeladyPool(prompts.select(prompts.fit(usable)), usable)
     return pool.run().tolist(), pool.evicted_blocks
 
@@ -103,14 +103,16 @@ def best_hits(asked: Sequence[Wanted], usable: int) -> int:
     """Most hits of any pool that evicts only to make room, over every choice of what to keep."""
 
     @cache
-    def best(number: int, kept: frozenset[object]) -> int:
+    def best(number: int, retained: frozenset[object]) -> int:
         if number == len(asked):
             return 0
         one, later = asked[number], {key for two in asked[number + 1 :] for key in two.keys[: two.most_hits]}
-        hits = next((depth for depth, key in enumerate(one.keys[: one.most_hits]) if key not in kept), one.most_hits)
-        others = (kept - frozenset(one.keys)) & later
-        kept_at_most = min(usable - one.num_blocks, len(others))
-        choices = itertools.combinations(sorted(others, key=str), kept_at_most)
+        hits = next(
+            (depth for depth, key in enumerate(one.keys[: one.most_hits]) if key not in retained), one.most_hits
+        )
+        remaining = (retained - frozenset(one.keys)) & later
+        kept_at_most = min(usable - one.num_blocks, len(remaining))
+        choices = itertools.combinations(sorted(remaining, key=str), kept_at_most)
         return hits + max(best(number + 1, frozenset(choice) | frozenset(one.keys)) for choice in choices)
 
     return best(0, frozenset())

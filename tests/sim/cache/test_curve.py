@@ -143,15 +143,15 @@ def test_mooncake_conversation(mooncake: Path) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(prompts_at_random, st.lists(st.integers(0, 7), min_size=30, max_size=30))
-def test_blocks_without_a_hash_are_as_blocks_that_never_come_again(prompts: list[Prompt], known: list[int]) -> None:
-    cut = [prompt[:count] for (prompt, _), count in zip(prompts, known, strict=False)]
+def test_blocks_without_a_hash_are_as_blocks_that_never_come_again(prompts: list[Prompt], hashed: list[int]) -> None:
+    cut = [prompt[:count] for (prompt, _), count in zip(prompts, hashed, strict=False)]
     apart = [
-        (kept + [-1 - row * 10 - place for place in range(len(prompt) - len(kept))], limit)
-        for row, ((prompt, limit), kept) in enumerate(zip(prompts, cut, strict=True))
+        (retained + [-1 - row * 10 - position for position in range(len(prompt) - len(retained))], limit)
+        for row, ((prompt, limit), retained) in enumerate(zip(prompts, cut, strict=True))
     ]
     expected, numbered = (
         accesses(apart),
-        accesses([(kept, limit) for kept, (_, limit) in zip(cut, prompts, strict=True)]),
+        accesses([(retained, limit) for retained, (_, limit) in zip(cut, prompts, strict=True)]),
     )
     result = replace(numbered, starts=expected.starts, limits=expected.limits, prompt_tokens=expected.prompt_tokens)
     assert result.distinct == expected.distinct

@@ -37,8 +37,8 @@ def load(rng: random.Random, requests: int, spacing_ms: float) -> list[Record]:
         chain: list[BlockHash] = []
         if records and rng.random() < 0.7:
             earlier = rng.choice(records)
-            whole = [*(earlier.block_hashes or ()), *(earlier.output_block_hashes or ())]
-            chain = whole[: min(rng.randrange(len(whole) + 1), full)]
+            complete = [*(earlier.block_hashes or ()), *(earlier.output_block_hashes or ())]
+            chain = complete[: min(rng.randrange(len(complete) + 1), full)]
         chain += [BlockHash(next(fresh)) for _ in range(full - len(chain))]
         records.append(
             Record(

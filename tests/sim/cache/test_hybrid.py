@@ -27,7 +27,7 @@ def system_prompts(folder: Path) -> str:
     meta = {"schema": "kvtape/1", "source": "client", "block_size": 16, "hash": hashes_by}
     lines: list[dict[str, Any]] = [{"meta": meta}]
     for number in range(20):
-        hashes = [*range(1, 16), *(1000 * (number + 1) + place for place in range(3))]
+        hashes = [*range(1, 16), *(1000 * (number + 1) + position for position in range(3))]
         lines.append(
             {
                 "request_id": f"r{number}",
@@ -76,9 +76,9 @@ def as_requests(prompts: Prompts) -> list[Request]:
     columns = (prompts.prompt_tokens, prompts.computed_tokens, prompts.unread)
     return [
         Request(
-            str(place), tokens, computed + 1 - tokens, prompts.keys[first:end].tolist(), prompt_logprobs=bool(unread)
+            str(position), tokens, computed + 1 - tokens, prompts.keys[first:end].tolist(), prompt_logprobs=bool(unread)
         )
-        for place, (tokens, computed, unread, first, end) in enumerate(
+        for position, (tokens, computed, unread, first, end) in enumerate(
             zip(*(column.tolist() for column in columns), prompts.starts[:-1], prompts.starts[1:], strict=True)
         )
     ]
@@ -121,11 +121,11 @@ def test_hits_are_the_readable_caches(seed: int, blocks: int) -> None:
         queue.append((block.number, block.first_key is not None))
         block = block.after
     theirs = readable.scheduler.pool
-    known = [number for number, _ in queue if number > 0]
-    expected = [number for number in theirs.free_order() if number in known]  # the others were never taken
-    assert known == expected
+    hashed = [number for number, _ in queue if number > 0]
+    expected = [number for number in theirs.free_order() if number in hashed]  # the others were never taken
+    assert hashed == expected
     assert [is_cached for number, is_cached in queue if number > 0] == [
-        theirs.key_of(number) is not None for number in known
+        theirs.key_of(number) is not None for number in hashed
     ]
     assert cache.pool.evicted_blocks == theirs.evicted_blocks
 

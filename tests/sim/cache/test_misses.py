@@ -82,8 +82,8 @@ class SlowAttribution:
     def ask(self, one: Record) -> None:
         prompt, whole = one.prompt_tokens or 0, full_keys(one, self.chains)
         hits = self.pool.lookup(whole, 0 if one.prompt_logprobs else (prompt - 1) // 4)
-        for place, key in enumerate(whole[: prompt // 4]):
-            self.causes[self.cause(one, place, key, len(hits))] += 4
+        for position, key in enumerate(whole[: prompt // 4]):
+            self.causes[self.cause(one, position, key, len(hits))] += 4
         self.causes["partial_block"] += prompt % 4
         self.pool.touch(hits)
         blocks = hits + self.pool.allocate(-(-tokens_computed(one) // 4) - len(hits))
@@ -91,10 +91,10 @@ class SlowAttribution:
         self.pool.free_blocks(blocks)
         self.seen.update(whole)
 
-    def cause(self, one: Record, place: int, key: int, hits: int) -> str:
-        if place < hits:
+    def cause(self, one: Record, position: int, key: int, hits: int) -> str:
+        if position < hits:
             return "hit"
-        if place >= len(self.chains.hashed_keys(one)):
+        if position >= len(self.chains.hashed_keys(one)):
             return "hash_unknown"
         if key not in self.seen:
             return "cold"
@@ -102,7 +102,7 @@ class SlowAttribution:
             return "evicted"
         if one.prompt_logprobs:
             return "prompt_logprobs"
-        assert place == hits == ((one.prompt_tokens or 0) - 1) // 4
+        assert position == hits == ((one.prompt_tokens or 0) - 1) // 4
         return "last_token"
 
 

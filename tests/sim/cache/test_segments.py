@@ -26,8 +26,8 @@ def traffic(draw: st.DrawFn) -> list[Record]:
         chain: list[BlockHash] = []
         if bool(records) and draw(st.integers(0, 1)):
             earlier = records[draw(st.integers(0, len(records) - 1))]
-            whole = [*(earlier.block_hashes or ()), *(earlier.output_block_hashes or ())]
-            chain = [*whole[: draw(st.integers(0, len(whole)))]]
+            complete = [*(earlier.block_hashes or ()), *(earlier.output_block_hashes or ())]
+            chain = [*complete[: draw(st.integers(0, len(complete)))]]
         chain = chain[:full]
         chain += [BlockHash(next(fresh)) for _ in range(full - len(chain))]
         records.append(

@@ -38,10 +38,10 @@ STEP = {
 }
 NOISE = Noise(
     step_ms=(6.0, 16.0, 40.0),
-    step_log_ratio=tuple(tuple(0.03 * (place - 7 + row) for place in range(len(LEVELS))) for row in range(3)),
+    step_log_ratio=tuple(tuple(0.03 * (position - 7 + row) for position in range(len(LEVELS))) for row in range(3)),
     autocorrelated_share=0.4,
     correlation_time_ms=100.0,
-    frontend_log_ratio=tuple(0.05 * (place - 7) for place in range(len(LEVELS))),
+    frontend_log_ratio=tuple(0.05 * (position - 7) for position in range(len(LEVELS))),
 )
 
 
@@ -57,8 +57,8 @@ def load(rng: random.Random, requests: int, spacing_ms: float) -> list[Record]:
         if records and rng.random() < 0.6:
             earlier = rng.choice(records)
             shared = (earlier.block_hashes or []) + (earlier.output_block_hashes or [])
-            kept = rng.randrange(min(len(shared), blocks) + 1)
-            chain = shared[:kept] + chain[kept:]
+            retained = rng.randrange(min(len(shared), blocks) + 1)
+            chain = shared[:retained] + chain[retained:]
         record = Record(
             request_id=RequestId(f"r{number}"),
             arrival_ms=round(rng.uniform(0, requests * spacing_ms), rng.choice([0, 3])),
@@ -190,7 +190,7 @@ def test_what_it_keeps_follows_branches_and_not_blocks() -> None:
 def test_known_answers(mooncake: Path, usable: int, hit_blocks: int) -> None:
     """The Mooncake conversation trace, so slowly that requests never meet: what ``sim pool`` hits, to the block."""
     meta, records = load_trace(mooncake)
-    apart = [msgspec.structs.replace(record, arrival_ms=1e7 * place) for place, record in enumerate(records)]
+    apart = [msgspec.structs.replace(record, arrival_ms=1e7 * position) for position, record in enumerate(records)]
     config = EngineConfig(num_gpu_blocks=usable + 1, block_size=512, max_num_batched_tokens=8192)
     model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
     simulation = simulate(objects(plan_arrivals(meta, apart, 512)), config, model)

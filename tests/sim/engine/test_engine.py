@@ -175,9 +175,9 @@ def random_load(seed: int, requests: int) -> list[Record]:
         record = request(f"r{number}", rng.uniform(0, requests * 30), prompt, output)
         if records and rng.random() < 0.5:
             shared = rng.choice(records).block_hashes or []
-            own = record.block_hashes or []
-            kept = rng.randrange(min(len(shared), len(own)) + 1)
-            record.block_hashes = shared[:kept] + own[kept:]
+            local = record.block_hashes or []
+            retained = rng.randrange(min(len(shared), len(local)) + 1)
+            record.block_hashes = shared[:retained] + local[retained:]
         if rng.random() < 0.1:
             record.status, record.e2e_ms = "client_abort", rng.uniform(0, 300)
         elif records and rng.random() < 0.3:

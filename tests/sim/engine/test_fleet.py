@@ -37,27 +37,27 @@ def planned(records: list[Record], placement: FrontendPlacement, *, paced: bool)
 
 def run_by_table(arrivals: Arrivals, engines: list[FleetEngine], table: list[int]) -> FleetLoad:
     load = FleetLoad(arrivals, engines, SEED, keeps_rows=True)
-    fleet, place, told_ms = load.fleet, load.fleet.advance(), -np.inf
-    while place >= 0 or fleet.events.size:
+    fleet, position, told_ms = load.fleet, load.fleet.advance(), -np.inf
+    while position >= 0 or fleet.events.size:
         while fleet.events.size and fleet.events.next_ms <= fleet.reported_until_ms:
             assert fleet.events.next_ms >= told_ms  # a router is told of nothing late
             told_ms = fleet.events.next_ms
             fleet.events.pop()
-        place = fleet.advance(place, table[place]) if place >= 0 else place
-    assert place == ALL_ENDED
+        position = fleet.advance(position, table[position]) if position >= 0 else position
+    assert position == ALL_ENDED
     return load
 
 
 def require_same_as_alone(load: FleetLoad, engine: int, config: EngineConfig, model: Model) -> None:
     """Run an engine's requests at the times at which they came to it, without the others."""
-    places, runs = np.flatnonzero(load.life_of() == engine), runs_of(load.requests)
-    mine = load.arrivals.select(places)
-    mine = replace(mine, arrival_ms=runs["arrival_ms"][places].copy(), parents=np.full(len(places), NOBODY))
+    positions, runs = np.flatnonzero(load.life_of() == engine), runs_of(load.requests)
+    mine = load.arrivals.select(positions)
+    mine = replace(mine, arrival_ms=runs["arrival_ms"][positions].copy(), parents=np.full(len(positions), NOBODY))
     alone = simulate(mine, config, model, engine_seed(SEED, engine), keeps_rows=True)
     served = [request.served for request in load.requests]
-    here = [request for place in places.tolist() if (request := served[place]) is not None]
+    here = [request for position in positions.tolist() if (request := served[position]) is not None]
     for name in (*RUN_FIELDS, "cached_tokens", "preemptions"):
-        ours, theirs = ([getattr(one, name) for one in some] for some in (here, alone.requests))
+        ours, theirs = ([getattr(one, name) for one in subset] for subset in (here, alone.requests))
         np.testing.assert_array_equal(theirs, ours, err_msg=name)
     for name in ("starts_ms", "ends_ms", "delivered_ms", "rows"):
         assert list(getattr(load.fleet.lives[engine].engine, name)) == list(getattr(alone.engine, name))
@@ -79,13 +79,13 @@ def test_each_engine_of_a_fleet_does_what_it_would_do_alone(number: int, placeme
     costs = {**STEP, "frontend_base_ms": 1.1, "frontend_ms_per_prompt_token": 0.07}
     model = make_model(costs, config, NOISE, placement)
     count = rng.choice([1, 2, 3, 5])
-    engines = [FleetEngine(str(place), config, model) for place in range(count)]
+    engines = [FleetEngine(str(position), config, model) for position in range(count)]
     fleet = run_by_table(arrivals, engines, [rng.randrange(count) for _ in range(len(arrivals))])
     runs = runs_of(fleet.requests)
     assert (runs["outcome"] != outcomes.NO_OUTCOME).all()
-    for place in np.flatnonzero(arrivals.parents != NOBODY).tolist():
-        end_ms = fleet.requests[arrivals.parents[place]].end_ms()
-        assert runs["arrival_ms"][place] == end_ms + arrivals.think_ms[place]
+    for position in np.flatnonzero(arrivals.parents != NOBODY).tolist():
+        end_ms = fleet.requests[arrivals.parents[position]].end_ms()
+        assert runs["arrival_ms"][position] == end_ms + arrivals.think_ms[position]
     for engine in range(count):
         if (fleet.life_of() == engine).any():
             require_same_as_alone(fleet, engine, config, model)
@@ -102,11 +102,17 @@ def test_a_router_counts_true_requests_and_prefills_when_it_chooses() -> None:
     load = routed(arrivals, 2, watch)
     runs, place_of = runs_of(load.requests), load.dispatch.engine_of
     for number, (now_s, counts) in enumerate(seen):
-        before = [place for place in range(number) if runs["arrival_ms"][place] + runs["e2e_ms"][place] > now_s * 1e3]
-        waiting = [place for place in before if runs["arrival_ms"][place] + runs["ttft_ms"][place] > now_s * 1e3]
+        before = [
+            position
+            for position in range(number)
+            if runs["arrival_ms"][position] + runs["e2e_ms"][position] > now_s * 1e3
+        ]
+        waiting = [
+            position for position in before if runs["arrival_ms"][position] + runs["ttft_ms"][position] > now_s * 1e3
+        ]
         for engine in range(2):
-            of_engine = [place for place in before if place_of[place] == engine]
-            prefills = 40.0 * sum(place_of[place] == engine for place in waiting)
+            of_engine = [position for position in before if place_of[position] == engine]
+            prefills = 40.0 * sum(place_of[position] == engine for position in waiting)
             assert counts[engine] == (len(of_engine), prefills)
 
 

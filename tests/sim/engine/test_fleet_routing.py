@@ -47,9 +47,10 @@ def fleet_of(count: int, blocks: int, mixed: bool, placement: FrontendPlacement 
     config = EngineConfig(block_size=4, num_gpu_blocks=blocks, max_num_seqs=4, max_num_batched_tokens=32)
     slow = {name: 2 * ms for name, ms in MODEL_COSTS.items()}
     models = [
-        make_model(slow if mixed and place == 1 else MODEL_COSTS, config, NOISE, placement) for place in range(count)
+        make_model(slow if mixed and position == 1 else MODEL_COSTS, config, NOISE, placement)
+        for position in range(count)
     ]
-    return [FleetEngine(str(place), config, model) for place, model in enumerate(models)]
+    return [FleetEngine(str(position), config, model) for position, model in enumerate(models)]
 
 
 # A client goes during the first step of its engine, before the next request comes.
@@ -73,9 +74,11 @@ def test_sessions_over_engines_equal_the_slow_fleet(arrivals: Arrivals, engines:
     slow = SlowFleet(objects(arrivals), engines, router, 7)
     slow.run()
     requests = result.requests
-    assert {place: engine for place, engine in enumerate(result.dispatch.engine_of) if engine >= 0} == slow.engine_of
-    for place, run in slow.runs.items():
-        mine = requests[place]
+    assert {
+        position: engine for position, engine in enumerate(result.dispatch.engine_of) if engine >= 0
+    } == slow.engine_of
+    for position, run in slow.runs.items():
+        mine = requests[position]
         assert OUTCOMES[mine.outcome] == run.outcome
         assert mine.num_delivered == len(run.token_steps)
         found_ms = [mine.arrival_ms, mine.ttft_ms, mine.e2e_ms]

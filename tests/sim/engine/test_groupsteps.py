@@ -44,5 +44,5 @@ def test_every_bit_is_the_readable_schedulers() -> None:
 
 def test_flags_that_exclude_kv_groups() -> None:
     _, config, _ = case(8, 2)
-    with pytest.raises(InputError, match="--kv-groups: not simulated with memory behind"):
+    with pytest.raises(InputError, match="--kv-groups: not simulated with --host-blocks"):
         Deployment(host_blocks=9, kv_bytes_per_token=8).check(config)

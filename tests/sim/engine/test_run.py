@@ -18,8 +18,8 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Engine, Meta, Record
 
 NOISE = Noise(
-    step_log_ratio=(tuple(0.05 * (place - 7) for place in range(len(LEVELS))),),
-    frontend_log_ratio=tuple(0.05 * (place - 7) for place in range(len(LEVELS))),
+    step_log_ratio=(tuple(0.05 * (position - 7) for position in range(len(LEVELS))),),
+    frontend_log_ratio=tuple(0.05 * (position - 7) for position in range(len(LEVELS))),
 )
 
 
@@ -99,9 +99,9 @@ def test_sessions_are_inferred_where_the_trace_names_none(trace: Path) -> None:
     ]
     path = write(trace.with_name("anonymous.jsonl"), anonymous)
     _, predicted = run(path, "--replay-sessions", output="inferred.jsonl")
-    known = {record.request_id: record.parent_id for record in captured}
+    hashed = {record.request_id: record.parent_id for record in captured}
     assert sum(record.parent_id is not None for record in predicted) > 5
-    assert all(known[record.request_id] == record.parent_id for record in predicted if record.parent_id)
+    assert all(hashed[record.request_id] == record.parent_id for record in predicted if record.parent_id)
 
 
 def test_what_does_not_fit_is_an_error_not_a_hang(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,8 +126,8 @@ def test_an_engine_that_can_serve_nobody_is_code_1(trace: Path, capsys: pytest.C
 
 
 def test_a_trace_of_the_fit_is_refused(trace: Path, model: Model, tmp_path: Path) -> None:
-    known = FitTrace(digest=trace_digest(trace), name="capture.jsonl", requests=50)
-    save_model(msgspec.structs.replace(model, fitted_on=[known]), tmp_path / "model.json")
+    hashed = FitTrace(digest=trace_digest(trace), name="capture.jsonl", requests=50)
+    save_model(msgspec.structs.replace(model, fitted_on=[hashed]), tmp_path / "model.json")
     with pytest.raises(InputError, match="fitted on this trace"):
         run(trace)
     assert not trace.with_name("predicted.jsonl").exists()
@@ -136,8 +136,8 @@ def test_a_trace_of_the_fit_is_refused(trace: Path, model: Model, tmp_path: Path
 @pytest.mark.parametrize("fact", ["sliding_window", "kv_cache_groups"])
 def test_other_attention_is_refused(fact: str, trace: Path, tmp_path: Path) -> None:
     meta, records = load_trace(trace)
-    told = msgspec.structs.replace(meta, engine=Engine(name="vllm", extra={fact: 4096}))
-    path = write(tmp_path / "window.jsonl", records, told)
+    printed = msgspec.structs.replace(meta, engine=Engine(name="vllm", extra={fact: 4096}))
+    path = write(tmp_path / "window.jsonl", records, printed)
     with pytest.raises(InputError, match=rf"meta.engine.{fact}: 4096; expected .*full attention"):
         run(path)
     with pytest.raises(InputError, match="full attention"):

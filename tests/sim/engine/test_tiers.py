@@ -1,4 +1,4 @@
-"""Host memory behind the pool: answers by hand, and laws of conservation."""
+"""KV cache offloading to host memory: answers by hand, and laws of conservation."""
 
 import random
 from typing import Any
@@ -119,11 +119,11 @@ def assert_hits_are_possible(arrivals: Arrivals, run: Simulation) -> None:
     order = np.argsort(np.nan_to_num(entry_ms, nan=np.inf), kind="stable").tolist()
     seen: set[int] = set()
     starts = np.cumsum(arrivals.hashed_blocks) - arrivals.hashed_blocks
-    for place in order:
-        chain = arrivals.hashes[starts[place] : starts[place] + arrivals.hashed_blocks[place]].tolist()
-        hit = run.requests[place].cached_tokens // 4
+    for position in order:
+        chain = arrivals.hashes[starts[position] : starts[position] + arrivals.hashed_blocks[position]].tolist()
+        hit = run.requests[position].cached_tokens // 4
         assert hit <= len(arrivals.hashes)
-        if hit > 0 and run.requests[place].preemptions == 0:
+        if hit > 0 and run.requests[position].preemptions == 0:
             assert set(chain[:hit]) <= seen
         seen |= set(chain)
 

@@ -57,11 +57,11 @@ def test_the_counts_of_a_row_are_of_the_terms_in_their_order() -> None:
 
 
 def test_a_step_costs_the_sum_of_its_terms() -> None:
-    costs = {term.name: 2.0**-place for place, term in enumerate(STEP_TERMS)}
-    counts = [1.0, *(2.0 * place + 1.0 for place in range(1, len(STEP_TERMS)))]
+    costs = {term.name: 2.0**-position for position, term in enumerate(STEP_TERMS)}
+    counts = [1.0, *(2.0 * position + 1.0 for position in range(1, len(STEP_TERMS)))]
     cost = StepCost(list(make_model(costs, default_model().engine).costs))
-    for place, count in enumerate(counts):
-        cost.row[place] = count
+    for position, count in enumerate(counts):
+        cost.row[position] = count
     assert cost.step_ms() == sum(count * each for count, each in zip(counts, costs.values(), strict=True))
     cost.count_decode_step(7, 11, 4)
     assert cost.decode_step_ms(7, 11, 4) == cost.step_ms() == 1.0 + 7 / 8 + 7 / 16 + 4 / 32
@@ -111,7 +111,7 @@ def test_a_repeated_kv_read_defaults_to_the_cost_of_a_first_read() -> None:
     assert silent.costs[REPEATED_KV_TOKENS] == 0.5
 
 
-LADDER = tuple(float(np.log(2.0)) * (place - 7) for place in range(len(LEVELS)))  # 0 at the median, level 7
+LADDER = tuple(float(np.log(2.0)) * (position - 7) for position in range(len(LEVELS)))  # 0 at the median, level 7
 
 
 def test_medians_without_a_seed() -> None:

@@ -91,9 +91,9 @@ def test_equals_the_slow_slots(config: SlotConfig, steps: list[Any]) -> None:
         config.cache_ram_tokens,
     )
     running: list[tuple[int, list[int]]] = []
-    for place, prompt, output in steps:
-        if place < len(running):  # a request ends first, not always the oldest
-            number, tokens = running.pop(place)
+    for position, prompt, output in steps:
+        if position < len(running):  # a request ends first, not always the oldest
+            number, tokens = running.pop(position)
             ours.end(number, tokens)
             slow.release(number, tokens)
         started = ours.start(prompt)
@@ -150,9 +150,9 @@ def test_requests_run_at_their_times(tmp_path: Path, capsys: pytest.CaptureFixtu
         ):
             writer.write(record)
     assert main(["pool", str(tmp_path / "t.jsonl"), "--engine", "llamacpp"]) == 0
-    told = capsys.readouterr().out
-    assert "2 slots, prompt cache: unlimited: 20 of 61 input tokens hit (32.79%)" in told
-    assert "hits as reported: 2 of 3 requests, to the token" in told
+    printed = capsys.readouterr().out
+    assert "2 slots, prompt cache: unlimited: 20 of 61 input tokens hit (32.79%)" in printed
+    assert "hits as reported: 2 of 3 requests, to the token" in printed
 
 
 def test_six_requests_one_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,26 +40,26 @@ def objects(arrivals: Arrivals) -> list[Arrival]:
     """Make an object per request; unknown blocks get private keys."""
     private = FIRST_PRIVATE
     hashes, at = arrivals.hashes.tolist(), 0
-    found = []
-    for place, record in enumerate(arrivals.records(np.arange(len(arrivals)))):
-        known, own = (
-            int(arrivals.hashed_blocks[place]),
-            int(arrivals.full_blocks[place] - arrivals.hashed_blocks[place]),
+    result = []
+    for position, record in enumerate(arrivals.records(np.arange(len(arrivals)))):
+        hashed, own = (
+            int(arrivals.hashed_blocks[position]),
+            int(arrivals.full_blocks[position] - arrivals.hashed_blocks[position]),
         )
-        parent, abort_after_ms = int(arrivals.parents[place]), float(arrivals.abort_after_ms[place])
-        found.append(
+        parent, abort_after_ms = int(arrivals.parents[position]), float(arrivals.abort_after_ms[position])
+        result.append(
             Arrival(
                 record,
-                "runs" if arrivals.runs[place] else "as_recorded",
-                int(arrivals.prompt_tokens[place]),
-                int(arrivals.output_tokens[place]),
-                hashes[at : at + known] + list(range(private, private - own, -1)),
-                float(arrivals.arrival_ms[place]),
+                "runs" if arrivals.runs[position] else "as_recorded",
+                int(arrivals.prompt_tokens[position]),
+                int(arrivals.output_tokens[position]),
+                hashes[at : at + hashed] + list(range(private, private - own, -1)),
+                float(arrivals.arrival_ms[position]),
                 None if parent == NOBODY else parent,
-                0.0 if parent == NOBODY else float(arrivals.think_ms[place]),
+                0.0 if parent == NOBODY else float(arrivals.think_ms[position]),
                 None if np.isnan(abort_after_ms) else abort_after_ms,
-                0 if arrivals.prompt_logprobs[place] else ANY_HITS,
+                0 if arrivals.prompt_logprobs[position] else ANY_HITS,
             )
         )
-        at, private = at + known, private - own
-    return found
+        at, private = at + hashed, private - own
+    return result

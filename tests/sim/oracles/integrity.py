@@ -164,4 +164,4 @@ def radix_nodes(tree: RadixTree) -> Iterator[RadixNode]:
 def saved_chains(cache: SlotCache) -> list[Chain]:
     """The prompt cache, oldest first."""
     saved = cache._saved
-    return [saved._chains[place] for place in np.argsort(saved._ages)]
+    return [saved._chains[position] for position in np.argsort(saved._ages)]

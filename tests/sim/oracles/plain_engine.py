@@ -1,4 +1,4 @@
-"""Step loop in plain Python: arrivals, scheduler steps, the clock; the compiled one equals it to the bit."""
+"""Step loop in plain Python: arrivals, scheduler steps, clock; the compiled loop equals it bit for bit."""
 
 import heapq
 from collections.abc import Sequence
@@ -67,14 +67,14 @@ class Engine:
         self._carried_ms = 0.0
         """What the front end on the shared core still has to do of a first token's delivery, beside the next step."""
         self._preemptions = 0
-        for place, arrival in enumerate(arrivals):
+        for position, arrival in enumerate(arrivals):
             if arrival.parent is None:
-                heapq.heappush(self._arrivals, (arrival.arrival_ms, place))
+                heapq.heappush(self._arrivals, (arrival.arrival_ms, position))
             else:
-                self._children.setdefault(arrival.parent, []).append(place)
+                self._children.setdefault(arrival.parent, []).append(position)
 
     def run(self) -> Simulation:
-        """Until nothing is left to arrive or to compute."""
+        """Run until all requests have ended."""
         while True:
             self._deliver_events()
             step = self._composed or self._compose(is_idle=True)
@@ -91,7 +91,7 @@ class Engine:
         )
 
     def _compose(self, *, is_idle: bool) -> Step | None:
-        """The next step, or None if there is nothing to compute. ``is_idle``: no other runs."""
+        """Return the next scheduler step; None: nothing to compute. ``is_idle``: no step runs."""
         if not self.scheduler.has_work:
             return None
         step = self.scheduler.schedule_when_idle() if is_idle else self.scheduler.schedule()
@@ -124,7 +124,7 @@ class Engine:
         self.timeline.delay(self.now_ms + work_ms + self._carried_ms)
 
     def _idle(self) -> bool:
-        """Let the clock go on without the engine, to whatever happens next; False if nothing does."""
+        """Advance the clock of the idle engine to the next event; False: no event."""
         if self._core is not None and self._core.is_busy:
             start_ms = self.now_ms
             row = [0.0] * NUM_ROW_TERMS
@@ -185,11 +185,11 @@ class Engine:
             request.num_computed += count
             self._runs[request.index].token_steps.extend(range(first, first + count))
 
-    def _at(self, time_ms: float, kind: int, place: int) -> None:
-        heapq.heappush(self._events, (time_ms, kind, place))
+    def _at(self, time_ms: float, kind: int, position: int) -> None:
+        heapq.heappush(self._events, (time_ms, kind, position))
 
     def _next_ms(self) -> float:
-        """When the next thing happens outside; infinity: nothing will."""
+        """Return the time of the next event; infinity: no event."""
         arrival_ms = self._arrivals[0][0] if self._arrivals else float("inf")
         return min(arrival_ms, self._events[0][0]) if self._events else arrival_ms
 
@@ -200,16 +200,16 @@ class Engine:
         return self._events[0][0] if self._events else float("inf")
 
     def _deliver_events(self) -> None:
-        """Everything that has happened outside by now, in its order."""
+        """Deliver all events up to now, in order."""
         while self._next_ms() <= self.now_ms:
             if not self._events or (self._arrivals and self._arrivals[0][0] <= self._events[0][0]):
                 self._arrive(*heapq.heappop(self._arrivals))
                 continue
-            time_ms, kind, place = heapq.heappop(self._events)
+            time_ms, kind, position = heapq.heappop(self._events)
             if kind == _ENTER:
-                self._enter(place, time_ms)
+                self._enter(position, time_ms)
             else:
-                self._abort(place)
+                self._abort(position)
 
     def _receive(self) -> None:
         """Arrivals by now, while a step runs."""
@@ -217,53 +217,53 @@ class Engine:
             self._arrive(*heapq.heappop(self._arrivals))
 
     def _hand_over(self) -> None:
-        """What the front end on the shared core has finished enters the scheduler at its next step."""
+        """Queue the requests that the API server on the shared core has received."""
         assert self._core is not None
-        for time_ms, place in self._core.pop_done():
-            self._at(time_ms, _ENTER, place)
+        for time_ms, position in self._core.pop_done():
+            self._at(time_ms, _ENTER, position)
 
-    def _arrive(self, time_ms: float, place: int) -> None:
-        request_run = self._runs[place]
+    def _arrive(self, time_ms: float, position: int) -> None:
+        request_run = self._runs[position]
         arrival = request_run.arrival
         request_run.arrival_ms = time_ms
         if arrival.kind == "as_recorded":
             request_run.e2e_ms = arrival.record.e2e_ms
-            self._end(place, "as_recorded")
+            self._end(position, "as_recorded")
             return
-        request = request_of(arrival, place, time_ms)
+        request = request_of(arrival, position, time_ms)
         if not self.scheduler.accepts(request):
-            request_run.e2e_ms = self._work_ms(place)
-            self._end(place, "unservable")
+            request_run.e2e_ms = self._work_ms(position)
+            self._end(position, "unservable")
             return
         request_run.request = request
         if self._core is None:
-            self._at(self._frontend_clock.entry_ms(time_ms, self._work_ms(place)), _ENTER, place)
+            self._at(self._frontend_clock.entry_ms(time_ms, self._work_ms(position)), _ENTER, position)
         else:
-            self._core.accept(place, arrival.prompt_tokens, self._work_ms(place))
+            self._core.accept(position, arrival.prompt_tokens, self._work_ms(position))
         if arrival.abort_after_ms is not None:
-            self._at(time_ms + arrival.abort_after_ms, _ABORT, place)
+            self._at(time_ms + arrival.abort_after_ms, _ABORT, position)
 
-    def _work_ms(self, place: int) -> float:
-        """What the front end takes for a request, with its luck."""
-        return reception_ms(self._costs, self._runs[place].arrival.prompt_tokens) * self._frontend_factors[place]
+    def _work_ms(self, position: int) -> float:
+        """Return the API server's time for a request, with its noise factor."""
+        return reception_ms(self._costs, self._runs[position].arrival.prompt_tokens) * self._frontend_factors[position]
 
-    def _enter(self, place: int, time_ms: float) -> None:
-        request_run = self._runs[place]
+    def _enter(self, position: int, time_ms: float) -> None:
+        request_run = self._runs[position]
         if request_run.outcome is None and request_run.request is not None:
             request_run.entry_ms = time_ms
             self.scheduler.add(request_run.request)
 
-    def _abort(self, place: int) -> None:
-        request_run = self._runs[place]
+    def _abort(self, position: int) -> None:
+        request_run = self._runs[position]
         if request_run.outcome is not None or request_run.request is None:
             return
         if request_run.entry_ms is not None:
             self.scheduler.abort(request_run.request)
-        self._end(place, "aborted")
+        self._end(position, "aborted")
 
-    def _end(self, place: int, outcome: str) -> None:
-        """Fix what the client saw, and let the children follow."""
-        request_run = self._runs[place]
+    def _end(self, position: int, outcome: str) -> None:
+        """Record the client's latencies, and schedule the next turns."""
+        request_run = self._runs[position]
         left_ms = request_run.arrival_ms + (request_run.arrival.abort_after_ms or 0.0)
         delivered_ms = self.timeline.delivered_ms
         if (
@@ -281,7 +281,7 @@ class Engine:
             request_run.e2e_ms = request_run.arrival.abort_after_ms
         end_ms = request_run.arrival_ms + (request_run.e2e_ms or 0.0)
         failed = outcome in {"unservable", "parent_failed"}
-        for child in self._children.get(place, ()):
+        for child in self._children.get(position, ()):
             arrival_ms = end_ms + self._runs[child].arrival.think_ms
             if failed:
                 self._runs[child].arrival_ms = arrival_ms
@@ -290,7 +290,7 @@ class Engine:
                 heapq.heappush(self._arrivals, (arrival_ms, child))
 
     def _see_tokens(self, request_run: RequestRun) -> None:
-        """TTFT, gaps and end as the client sees them."""
+        """Set TTFT, ITL and E2E latency as the client sees them."""
         delivered_ms = np.array([self.timeline.delivered_ms[step] for step in request_run.token_steps])
         request_run.ttft_ms = float(delivered_ms[0] - request_run.arrival_ms)
         request_run.itl_ms = np.diff(delivered_ms)
@@ -306,13 +306,13 @@ def _plain_decodes(request: Request, block_size: int) -> int:
     return min(block_size - 1 - into_block, request.last_token - request.num_tokens - 1)
 
 
-def request_of(arrival: Arrival, place: int, arrival_ms: float | None = None) -> Request:
+def request_of(arrival: Arrival, position: int, arrival_ms: float | None = None) -> Request:
     return Request(
         arrival.record.request_id,
         arrival.prompt_tokens,
         arrival.output_tokens,
         list(arrival.hashes),
         arrival.arrival_ms if arrival_ms is None else arrival_ms,
-        place,
+        position,
         prompt_logprobs=arrival.hit_limit == 0,
     )

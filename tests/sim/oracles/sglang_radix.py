@@ -41,8 +41,8 @@ class Rows:
     def __init__(self, requests: int) -> None:
         self.req_to_token = torch.zeros((requests, MOST_TOKENS), dtype=torch.int32)
 
-    def write(self, place: Any, slots: torch.Tensor) -> None:
-        self.req_to_token[place] = slots.to(torch.int32)
+    def write(self, position: Any, slots: torch.Tensor) -> None:
+        self.req_to_token[position] = slots.to(torch.int32)
 
 
 class Pool:
@@ -166,15 +166,15 @@ def run_operations(workload: dict[str, Any]) -> list[dict[str, Any]]:
         elif name == "unlock" and held:
             cache.unlock(held.pop(number % len(held)))
         elif name in ("match", "insert"):
-            found: Any
+            result: Any
             if name == "match":
-                found = cache.match_prefix(MatchPrefixParams(key=key))
-                hits = found.device_prefix_len
+                result = cache.match_prefix(MatchPrefixParams(key=key))
+                hits = result.device_prefix_len
             else:
-                found = cache.insert(InsertParams(key=key))
-                hits = found.prefix_len
+                result = cache.insert(InsertParams(key=key))
+                hits = result.prefix_len
             if hold:
-                held.append(cache.lock(found.last_device_node))
+                held.append(cache.lock(result.last_device_node))
         states.append(pool.state(hits))
     return states
 

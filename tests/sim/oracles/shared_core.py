@@ -17,7 +17,7 @@ _DONE_MS = 1e-9  # what rounding may leave of a job
 class Job:
     """One request in the front end's hands."""
 
-    place: int
+    position: int
     prompt_tokens: int
     work_ms: float
     left_ms: float
@@ -32,9 +32,9 @@ class SharedCore:
         self._jobs: deque[Job] = deque()
         self._done: list[tuple[float, int]] = []
 
-    def accept(self, place: int, prompt_tokens: int, work_ms: float) -> None:
+    def accept(self, position: int, prompt_tokens: int, work_ms: float) -> None:
         """A request has arrived."""
-        self._jobs.append(Job(place, prompt_tokens, work_ms, work_ms))
+        self._jobs.append(Job(position, prompt_tokens, work_ms, work_ms))
 
     def pop_done(self) -> list[tuple[float, int]]:
         """When and which requests were handed over since the last call."""
@@ -75,6 +75,6 @@ class SharedCore:
         job.left_ms -= span_ms
         if job.left_ms <= _DONE_MS or now_ms + job.left_ms == now_ms:
             self._jobs.popleft()
-            self._done.append((now_ms, job.place))
+            self._done.append((now_ms, job.position))
         share = span_ms / job.work_ms if job.work_ms > 0.0 else 1.0
         count_reception(row, share, share * job.prompt_tokens)

@@ -193,9 +193,9 @@ def ended_request(request_run: RequestRun) -> SimulatedRequest:
 
 def results_of(runs: Sequence[RequestRun]) -> Results:
     """Those of the flights that have an outcome."""
-    places = np.array([place for place, one in enumerate(runs) if one.outcome is not None], np.int64)
-    ended = [ended_request(runs[place]) for place in places.tolist()]
-    return Results(columns([one.arrival for one in runs]), [EngineResults(ended, places, vec[float]())])
+    positions = np.array([position for position, one in enumerate(runs) if one.outcome is not None], np.int64)
+    ended = [ended_request(runs[position]) for position in positions.tolist()]
+    return Results(columns([one.arrival for one in runs]), [EngineResults(ended, positions, vec[float]())])
 
 
 def predicted_records(simulation: Simulation, *, keep_hashes: bool = True) -> list[Record]:
@@ -214,10 +214,10 @@ def columns(arrivals: Sequence[Arrival]) -> Arrivals:
     """A whole workload of objects as columns."""
     hashes, known = shared_keys([one.hashes for one in arrivals])
     parents = np.array([NOBODY if one.parent is None else one.parent for one in arrivals], np.int64)
-    places = np.arange(len(arrivals))
+    positions = np.arange(len(arrivals))
     return Arrivals(
         ids=[one.record.request_id for one in arrivals],
-        numbers=places,
+        numbers=positions,
         arrival_ms=_floats([one.arrival_ms for one in arrivals]),
         prompt_tokens=np.array([one.prompt_tokens for one in arrivals], np.int64),
         output_tokens=np.array([one.output_tokens for one in arrivals], np.int64),
@@ -231,7 +231,7 @@ def columns(arrivals: Sequence[Arrival]) -> Arrivals:
         hashed_blocks=known,
         hashes=hashes,
         batch=Batch([one.record for one in arrivals]),
-        rows=places,
+        rows=positions,
     )
 
 

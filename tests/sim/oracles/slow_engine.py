@@ -49,13 +49,13 @@ class SlowEngine:
     def hits(self, request: SlowRequest) -> list[int]:
         if not self.caching:
             return []
-        found: list[int] = []
+        result: list[int] = []
         for key in request.keys[: (request.known - 1) // self.block_size]:  # rule 6
             block = self.find(key)
             if block is None:
                 break
-            found.append(block)
-        return found
+            result.append(block)
+        return result
 
     def pop(self) -> int:
         block = self.free.pop(0)  # rule 2

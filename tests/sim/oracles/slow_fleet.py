@@ -23,7 +23,7 @@ class SlowFleet:
         self.arrivals, self.engines, self.router, self.seed = arrivals, engines, router, seed
         self.engine_of: dict[int, int] = {}
         self.runs: dict[int, RequestRun] = {}
-        """By place: a request's run, as far as is known now."""
+        """By position: a request's run, as far as is known now."""
         self.sent: list[list[tuple[float, int]]] = [[] for _ in engines]
         """Times and places of what each engine got."""
         self.numbers: list[int] = []
@@ -32,63 +32,65 @@ class SlowFleet:
 
     def run(self) -> None:
         while (coming := min(self._shared(), default=None)) is not None:
-            at_ms, place = coming
-            arrival = self.arrivals[place]
+            at_ms, position = coming
+            arrival = self.arrivals[position]
             if arrival.kind == "as_recorded":
-                self.runs[place] = RequestRun(arrival, at_ms, outcome="as_recorded", e2e_ms=arrival.record.e2e_ms)
+                self.runs[position] = RequestRun(arrival, at_ms, outcome="as_recorded", e2e_ms=arrival.record.e2e_ms)
                 continue
             self._tell(at_ms)
-            request = self._request(place, at_ms)
+            request = self._request(position, at_ms)
             engine = self.router.choose(request)
             self.router.sent(request, engine)
-            self.engine_of[place] = engine
-            self.numbers.append(place)
-            self.sent[engine].append((at_ms, place))
+            self.engine_of[position] = engine
+            self.numbers.append(position)
+            self.sent[engine].append((at_ms, position))
             self._run_again(engine)
 
     def _shared(self) -> list[tuple[float, int]]:
         """Requests that have not come, with their times, as far as their parents' ends are known."""
-        found = []
-        for place, arrival in enumerate(self.arrivals):
-            if place in self.runs:
+        result = []
+        for position, arrival in enumerate(self.arrivals):
+            if position in self.runs:
                 continue
             if arrival.parent is None:
-                found.append((arrival.arrival_ms, place))
+                result.append((arrival.arrival_ms, position))
             elif arrival.parent in self.runs:
                 before = self.runs[arrival.parent]
                 at_ms = before.arrival_ms + (before.e2e_ms or 0.0) + arrival.think_ms
                 if before.outcome in ("unservable", "parent_failed"):
-                    self.runs[place] = RequestRun(arrival, at_ms, outcome="parent_failed")
+                    self.runs[position] = RequestRun(arrival, at_ms, outcome="parent_failed")
                     return self._shared()
-                found.append((at_ms, place))
-        return found
+                result.append((at_ms, position))
+        return result
 
     def _run_again(self, engine: int) -> None:
-        mine = [replace(self.arrivals[place], arrival_ms=at_ms, parent=None) for at_ms, place in self.sent[engine]]
+        mine = [
+            replace(self.arrivals[position], arrival_ms=at_ms, parent=None) for at_ms, position in self.sent[engine]
+        ]
         one = self.engines[engine]
         alone = Engine(mine, one.config, one.model, seed=engine_seed(self.seed, engine), fast_forward=False).run()
-        for (_, place), run in zip(self.sent[engine], alone.runs, strict=True):
-            self.runs[place] = run
+        for (_, position), run in zip(self.sent[engine], alone.runs, strict=True):
+            self.runs[position] = run
 
     def _tell(self, now_ms: float) -> None:
         """Tell the router of first tokens and ends up to now, in order."""
         events = []
-        for number, place in enumerate(self.numbers):
-            run = self.runs[place]
+        for number, position in enumerate(self.numbers):
+            run = self.runs[position]
             if run.ttft_ms is not None:
-                events.append((run.arrival_ms + run.ttft_ms, place, "first token", number))
-            events.append((run.arrival_ms + (run.e2e_ms or 0.0), place, "the end", number))
-        for at_ms, place, what, number in sorted(events):
-            if at_ms > now_ms or (place, what) in self.told:
+                events.append((run.arrival_ms + run.ttft_ms, position, "first token", number))
+            events.append((run.arrival_ms + (run.e2e_ms or 0.0), position, "the end", number))
+        for at_ms, position, what, number in sorted(events):
+            if at_ms > now_ms or (position, what) in self.told:
                 continue
-            self.told.add((place, what))
+            self.told.add((position, what))
             if what == "first token":
                 self.router.first_token(number)
             else:
                 self.router.ended(number, at_ms / 1e3)
 
-    def _request(self, place: int, at_ms: float) -> RoutedRequest:
-        arrival, block_size = self.arrivals[place], self.engines[0].config.block_size
+    def _request(self, position: int, at_ms: float) -> RoutedRequest:
+        arrival, block_size = self.arrivals[position], self.engines[0].config.block_size
         blocks = arrival.record.block_hashes or []
         session = arrival.record.session_id
         return RoutedRequest(

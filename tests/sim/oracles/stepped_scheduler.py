@@ -40,7 +40,7 @@ class SteppedScheduler:
         self, config: EngineConfig, requests: Sequence[ReadableRequest], deployment: Deployment | None = None
     ) -> None:
         self.scheduler = make_scheduler(config, deployment)
-        self.requests = [request_like(one, place) for place, one in enumerate(requests)]
+        self.requests = [request_like(one, position) for position, one in enumerate(requests)]
         cache = self.scheduler.cache
         assert isinstance(cache, SingleGroupCache)
         self.pool = cache.pool
@@ -56,17 +56,17 @@ class SteppedScheduler:
         offloading = self.scheduler.offloading
         return [] if offloading is None else [int(request.index) for request in offloading.loading]
 
-    def loaded_blocks(self, place: int) -> int:
-        return int(self.requests[place].num_blocks - self.requests[place].num_hashed)
+    def loaded_blocks(self, position: int) -> int:
+        return int(self.requests[position].num_blocks - self.requests[position].num_hashed)
 
-    def requeue_loaded(self, place: int) -> None:
-        self.scheduler.requeue_loaded(self.requests[place])
+    def requeue_loaded(self, position: int) -> None:
+        self.scheduler.requeue_loaded(self.requests[position])
 
-    def add(self, place: int) -> None:
-        self.scheduler.add(self.requests[place])
+    def add(self, position: int) -> None:
+        self.scheduler.add(self.requests[position])
 
-    def abort(self, place: int) -> None:
-        self.scheduler.abort(self.requests[place])
+    def abort(self, position: int) -> None:
+        self.scheduler.abort(self.requests[position])
 
     def schedule(self, slot: int) -> None:
         self.scheduler.schedule(self._steps[slot])

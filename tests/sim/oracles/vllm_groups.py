@@ -53,11 +53,11 @@ def groups_of(path: str) -> list[tuple[str, int]]:
         Platform._align_hybrid_block_size.__func__(Platform, config, Backend)
     types = list(getattr(hf, "layers_block_type", None) or getattr(hf, "layer_types", None) or [])
     specs: dict[str, Any] = {}
-    for place, name in enumerate(types or ["mamba"] * hf.num_hidden_layers):
+    for position, name in enumerate(types or ["mamba"] * hf.num_hidden_layers):
         if name != "mamba":
-            specs[f"{place}.attention"] = attention(model, config, name, place)
+            specs[f"{position}.attention"] = attention(model, config, name, position)
         if states and name in {"mamba", "hybrid"}:
-            specs[f"{place}.mamba"] = MambaSpec(
+            specs[f"{position}.mamba"] = MambaSpec(
                 shapes=kind.get_mamba_state_shape_from_config(config),
                 dtypes=kind.get_mamba_state_dtype_from_config(config),
                 block_size=cache.mamba_block_size,
@@ -68,11 +68,11 @@ def groups_of(path: str) -> list[tuple[str, int]]:
     return [(type(group.kv_cache_spec).__name__, group.kv_cache_spec.block_size) for group in groups]
 
 
-def attention(model: Any, config: Any, name: str, place: int) -> Any:
+def attention(model: Any, config: Any, name: str, position: int) -> Any:
     hf = model.hf_text_config
     heads, dim = model.get_num_kv_heads(config.parallel_config), model.get_head_size()
     if hf.model_type.startswith("gemma4"):
-        heads, dim = hf.per_layer_config[place].num_key_value_heads, hf.per_layer_config[place].head_dim
+        heads, dim = hf.per_layer_config[position].num_key_value_heads, hf.per_layer_config[position].head_dim
     given = {"block_size": config.cache_config.block_size, "num_kv_heads": heads, "head_size": dim}
     if name == "sliding_attention":
         return SlidingWindowSpec(**given, dtype=model.dtype, sliding_window=hf.sliding_window)

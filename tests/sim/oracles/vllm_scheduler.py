@@ -79,13 +79,13 @@ def make_scheduler(model: ModelConfig, config: dict[str, Any]) -> Any:
         kv_cache_groups=groups,
         prefix_cache_retention_interval=hybrid["retain"],
     )
-    whole = math.lcm(*(spec.block_size for spec in specs))
+    complete = math.lcm(*(spec.block_size for spec in specs))
     scheduler = (AsyncScheduler if config["async_scheduling"] else Scheduler)(
         vllm_config=vllm,
         kv_cache_config=cached,
         structured_output_manager=StructuredOutputManager(vllm),
-        block_size=whole,
-        hash_block_size=block_size if config["enable_prefix_caching"] else whole,
+        block_size=complete,
+        hash_block_size=block_size if config["enable_prefix_caching"] else complete,
         log_stats=True,
     )
     if hybrid.get("eagle"):  # the last block's drop alone, without drafts
@@ -93,8 +93,8 @@ def make_scheduler(model: ModelConfig, config: dict[str, Any]) -> Any:
         scheduler.kv_cache_manager = KVCacheManager(
             kv_cache_config=cached,
             max_model_len=scheduler.max_model_len,
-            scheduler_block_size=whole,
-            hash_block_size=block_size if config["enable_prefix_caching"] else whole,
+            scheduler_block_size=complete,
+            hash_block_size=block_size if config["enable_prefix_caching"] else complete,
             max_in_flight_tokens=vllm.max_in_flight_tokens,
             enable_caching=config["enable_prefix_caching"],
             use_eagle=True,

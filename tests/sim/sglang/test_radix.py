@@ -78,8 +78,8 @@ def test_agrees_with_the_slow_tree(sizes: tuple[int, int], operations: list[Any]
             ours.unlock(node)
             slow.lock(other, -1)
         elif name in ("match", "insert"):
-            whole = len(tokens) // page_size * page_size
-            node, other = getattr(ours, name)(interned.keys(path), whole), getattr(slow, name)(tokens)
+            complete = len(tokens) // page_size * page_size
+            node, other = getattr(ours, name)(interned.keys(path), complete), getattr(slow, name)(tokens)
             assert node.end == other.depth()
             if hold:
                 held.append((node, other))

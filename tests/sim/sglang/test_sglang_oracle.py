@@ -127,8 +127,8 @@ def our_states(load: Load) -> list[Load]:
             tree.unlock(held.pop(number % len(held)))
         elif name in ("match", "insert"):
             before = tree.tokens
-            whole = number // load["page_size"] * load["page_size"]
-            node = getattr(tree, name)(keys, whole)
+            complete = number // load["page_size"] * load["page_size"]
+            node = getattr(tree, name)(keys, complete)
             hits = node.end - (tree.tokens - before)
             if hold:
                 tree.lock(node)

@@ -74,14 +74,14 @@ def make_hybrid(seed: int) -> Workload:
     rng = random.Random(1000 + seed)
     groups = make_groups(rng)
     cached = [group["block_size"] for group in groups]
-    whole, unit = math.lcm(*(group["block_size"] for group in groups)), math.gcd(*cached)
+    complete, unit = math.lcm(*(group["block_size"] for group in groups)), math.gcd(*cached)
     if len(groups) > 1 and unit > 4 and rng.random() < 0.4:
         unit //= 2
     chunks = any(group["kind"] == "chunk" for group in groups)
     states = any(group["kind"].startswith("mamba") for group in groups)
     sparse = states or any(group["kind"] == "window" for group in groups)
     caching = rng.random() > 0.05
-    retain = rng.choice([0, 0, None, whole, 2 * whole]) if sparse and caching else 0
+    retain = rng.choice([0, 0, None, complete, 2 * complete]) if sparse and caching else 0
     eagle = not chunks and rng.random() < 0.3
     if eagle and rng.random() < 0.5 and not groups[0]["kind"].startswith("mamba"):
         groups[0] = {**groups[0], "draft": True}

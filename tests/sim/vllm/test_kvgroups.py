@@ -77,7 +77,9 @@ def test_a_system_prompt_of_240_tokens(groups: str, hits: list[int]) -> None:
     scheduler = HybridScheduler(config)
 
     def prompt(number: int) -> Request:
-        keys = [place if (place + 1) * unit <= 240 else 1000 * number + place for place in range(300 // unit)]
+        keys = [
+            position if (position + 1) * unit <= 240 else 1000 * number + position for position in range(300 // unit)
+        ]
         return Request(f"r{number}", 300, 1, keys)
 
     assert [run(scheduler, prompt(number)) for number in (1, 2, 3)] == hits

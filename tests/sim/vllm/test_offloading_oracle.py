@@ -35,7 +35,7 @@ def stepped(workload: Workload) -> list[dict[str, Any]]:
     deployed = Deployment(host_blocks=host_blocks, kv_bytes_per_token=1, host_gb_per_s=1e12, host_latency_ms=0.0)
     specs, keys = workload["requests"], Keys()
     scheduler = SteppedScheduler(config, [our_request(one, config.block_size, keys) for one in specs], deployed)
-    pending = deque(sorted(range(len(specs)), key=lambda place: specs[place]["step"]))
+    pending = deque(sorted(range(len(specs)), key=lambda position: specs[position]["step"]))
     steps: list[dict[str, Any]] = []
     while (pending or scheduler.has_work) and len(steps) < MOST_STEPS:
         while pending and specs[pending[0]]["step"] <= len(steps):
@@ -47,14 +47,14 @@ def stepped(workload: Workload) -> list[dict[str, Any]]:
         loading = scheduler.loading
         steps.append(
             {
-                "scheduled": [[specs[place]["id"], *share] for place, *share in scheduler.shares(0)],
-                "loaded": sorted([specs[place]["id"], scheduler.loaded_blocks(place)] for place in loading),
+                "scheduled": [[specs[position]["id"], *share] for position, *share in scheduler.shares(0)],
+                "loaded": sorted([specs[position]["id"], scheduler.loaded_blocks(position)] for position in loading),
                 "kept": len(offloading.host.blocks),
             }
         )
         scheduler.finish_step(0)
-        for place in loading:
-            scheduler.requeue_loaded(place)
+        for position in loading:
+            scheduler.requeue_loaded(position)
     return steps
 
 

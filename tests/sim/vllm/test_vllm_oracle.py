@@ -131,21 +131,21 @@ def product_steps(workload: Workload) -> list[dict[str, Any]]:
     config, keys = our_config(workload), Keys()
     specs = workload["requests"]
     scheduler = SteppedScheduler(config, [our_request(spec, config.block_size, keys) for spec in specs])
-    pending = deque(sorted(range(len(specs)), key=lambda place: specs[place]["step"]))
+    pending = deque(sorted(range(len(specs)), key=lambda position: specs[position]["step"]))
     in_flight: deque[int] = deque()
     steps: list[dict[str, Any]] = []
     while pending or scheduler.has_work:
         while pending and specs[pending[0]]["step"] <= len(steps):
             scheduler.add(pending.popleft())
-        for place, spec in enumerate(specs):
+        for position, spec in enumerate(specs):
             if spec["abort_step"] == len(steps) and spec["step"] <= len(steps):
-                scheduler.abort(place)
+                scheduler.abort(position)
         before = scheduler.stats()
         slot = len(steps) % 2 if config.async_scheduling else 0
         scheduler.schedule(slot)
         described = {
-            "scheduled": [[specs[place]["id"], tokens, depth] for place, tokens, depth in scheduler.shares(slot)],
-            "preempted": sorted(specs[place]["id"] for place in scheduler.preempted(slot)),
+            "scheduled": [[specs[position]["id"], tokens, depth] for position, tokens, depth in scheduler.shares(slot)],
+            "preempted": sorted(specs[position]["id"] for position in scheduler.preempted(slot)),
             "contents_scheduled": stepped.free_contents(scheduler.pool),
             "stats": [new - old for new, old in zip(scheduler.stats(), before, strict=True)],
         }
@@ -173,7 +173,7 @@ def contents(pool: BlockPool) -> dict[int, Content]:
     for block in range(1, pool.num_gpu_blocks):
         key = pool.key_of(block)
         if key is not None and block not in result:
-            result |= {twin: (key, place) for place, twin in enumerate(twins(pool, key))}
+            result |= {twin: (key, position) for position, twin in enumerate(twins(pool, key))}
     return result
 
 

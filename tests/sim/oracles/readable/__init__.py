@@ -1,1 +1,1 @@
-"""The rules of vLLM V1 as plainly as they can be written: oracles of the classes that the simulator runs."""
+"""vLLM V1's scheduler, block pool and KV groups in plain Python: oracles of the compiled classes."""

@@ -1,7 +1,7 @@
-"""Rules of a KV cache group: lookup, blocks of a request, freeing what attention has passed, caching.
+"""Rules of a KV cache group: prefix lookup, block allocation, freeing of blocks behind the window, caching.
 
-They are vLLM 0.32's ``single_type_kv_cache_manager``, function by function. ``Group`` is full attention; windows,
-chunks and states differ in what a hit needs, what can be freed, and what is worth caching.
+Follows vLLM 0.32's ``single_type_kv_cache_manager``, function by function. ``Group`` is full attention; window, chunk
+and state groups override which blocks a prefix hit needs, which blocks can be freed, and which are worth caching.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ from tests.sim.oracles.readable.rules import blocks_for
 NULL = 0
 """The null block: it stands for blocks that attention does not need."""
 Rows = list[list[int]]
-"""Blocks found, by place in the prompt and then by group."""
+"""Blocks found, by position in the prompt and then by group."""
 Cached = Callable[[int], list[int] | None]
 """Block of each group that ends at so many match units; None: a group has none."""
 
 
 @dataclass(slots=True)
 class Table:
-    """A request's blocks in one group."""
+    """Block table of a request in one KV group."""
 
     blocks: list[int] = field(default_factory=list)
     num_cached: int | None = None
@@ -32,12 +32,12 @@ class Table:
     last_state: int | None = None
     retired: int = 0
     checkpoint: tuple[int, int] | None = None
-    """Tokens at which this step stores a state on its way, and the place of its block."""
+    """Tokens at which this step stores a state on its way, and the position of its block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A request at one moment."""
+    """Progress of a request."""
 
     hashes: Sequence[int]
     prompt_tokens: int
@@ -45,13 +45,15 @@ class Progress:
 
 
 class Group:
-    """Full attention: a hit is a run of blocks from the prompt's beginning."""
+    """KV cache group of full attention: a prefix hit is a run of blocks from the start of the prompt."""
 
-    def __init__(self, spec: KvGroup, place: int, layout: KvLayout, pool: BlockPool, tokens_of: dict[int, int]) -> None:
+    def __init__(
+        self, spec: KvGroup, position: int, layout: KvLayout, pool: BlockPool, tokens_of: dict[int, int]
+    ) -> None:
         self.spec, self.layout, self.pool = spec, layout, pool
-        self.place, self.size = place, spec.block_size
+        self.position, self.size = position, spec.block_size
         self.unit, self.alignment = layout.match_unit, layout.alignment
-        self.drops_last = place in layout.dropping
+        self.drops_last = position in layout.dropping
         self.most: int | None = None
         """Blocks that a request holds at most; None: all of its tokens'."""
         self.copies: list[tuple[int, int]] = []
@@ -59,21 +61,21 @@ class Group:
         self.tokens_of = tokens_of
         """By block: tokens up to the end of its first key."""
 
-    def find(self, cached: Cached, most: int, known: int, *, drops_last: bool) -> tuple[Rows, int]:
+    def find(self, cached: Cached, most: int, hashed: int, *, drops_last: bool) -> tuple[Rows, int]:
         """Blocks and tokens of the longest hit of at most ``most`` tokens, whose hashes are ``known`` match units.
 
         A hit is a run from the prompt's beginning.
         """
         size, alignment, scale = self.size, self.alignment, self.size // self.unit
         rows: Rows = []
-        while (len(rows) + 1) * size <= most and (len(rows) + 1) * scale <= known:
+        while (len(rows) + 1) * size <= most and (len(rows) + 1) * scale <= hashed:
             row = cached((len(rows) + 1) * scale)
             if row is None:
                 break
             rows.append(row)
         hit = len(rows) * size
         if self.ends_inside:
-            last = min(len(rows) * scale + scale - 1, most // alignment, known)
+            last = min(len(rows) * scale + scale - 1, most // alignment, hashed)
             for end in range(last, len(rows) * scale, -1):
                 if (row := cached(end)) is not None:
                     rows.append(row)
@@ -91,14 +93,14 @@ class Group:
         return self.alignment < self.size and self.size % self.alignment == 0
 
     def key(self, hashes: Sequence[int], tokens: int) -> int:
-        return hashes[tokens // self.unit - 1] * len(self.layout.groups) + self.place
+        return hashes[tokens // self.unit - 1] * len(self.layout.groups) + self.position
 
     def skipped_tokens(self, computed: int) -> int:
-        """Return the leading tokens that attention needs no more when ``computed`` are there."""
+        """Return the leading tokens that attention no longer needs after ``computed`` tokens."""
         return 0
 
     def most_blocks(self, tokens: int) -> int:
-        """Return the blocks that a request of ``tokens`` holds at most at a time."""
+        """Return the most blocks that a request of ``tokens`` holds at a time."""
         blocks = blocks_for(tokens, self.size)
         return blocks if self.most is None else min(blocks, self.most)
 
@@ -134,7 +136,7 @@ class Group:
             table.partial = table.num_cached, hits[-1]
 
     def grow(self, table: Table, end: int) -> None:
-        """Take blocks for tokens up to ``end``; they are free."""
+        """Allocate blocks for tokens up to ``end``; the caller has checked that they are free."""
         if table.partial is not None:
             self.copy_partial(table, self.pool.allocate(1)[0])
         lacking = blocks_for(end, self.size) - len(table.blocks)
@@ -142,11 +144,12 @@ class Group:
             table.blocks += self.pool.allocate(lacking)
 
     def copy_partial(self, table: Table, copy: int) -> None:
-        """Replace the shared block that the hit ends in by ``copy``; both stay held until the step is composed."""
+        """Replace the shared block in which the prefix hit ends by ``copy``; both are held until the step is
+        composed."""
         assert table.partial is not None
-        place, source = table.partial
+        position, source = table.partial
         table.partial = None
-        table.blocks[place] = copy
+        table.blocks[position] = copy
         self.copies.append((source, copy))
         self.pool.touch([copy])
 
@@ -165,7 +168,7 @@ class Group:
             table.blocks[first:end] = [NULL] * (end - first)
 
     def cache_blocks(self, table: Table, progress: Progress, tokens: int) -> None:
-        """Cache what is worth it of the blocks that ``tokens`` fill."""
+        """Cache the blocks filled by ``tokens`` that are worth caching."""
         self.cache_full_blocks(table, progress, tokens)
         if self.size != self.unit:
             self._cache_partial_block(table, progress, tokens)
@@ -175,12 +178,16 @@ class Group:
         if done >= full:
             return
         wanted = self.wanted(done, full, progress)
-        places = [
-            place for place in range(done, full) if table.blocks[place] != NULL and (wanted is None or place in wanted)
+        positions = [
+            position
+            for position in range(done, full)
+            if table.blocks[position] != NULL and (wanted is None or position in wanted)
         ]
-        blocks = [table.blocks[place] for place in places]
-        self.pool.insert(blocks, [self.key(progress.hashes, (place + 1) * self.size) for place in places])
-        self.tokens_of.update((block, (place + 1) * self.size) for block, place in zip(blocks, places, strict=True))
+        blocks = [table.blocks[position] for position in positions]
+        self.pool.insert(blocks, [self.key(progress.hashes, (position + 1) * self.size) for position in positions])
+        self.tokens_of.update(
+            (block, (position + 1) * self.size) for block, position in zip(blocks, positions, strict=True)
+        )
         table.num_cached = full
 
     def wanted(self, done: int, full: int, progress: Progress) -> set[int] | None:
@@ -188,12 +195,12 @@ class Group:
         return None
 
     def _cache_partial_block(self, table: Table, progress: Progress, tokens: int) -> None:
-        """Cache where the prompt ends inside a block, to the match unit."""
+        """Cache the block in which the prompt ends, to the match unit."""
         limit = progress.prompt_tokens if self.drops_last else progress.prompt_tokens - 1
         end = limit // self.unit * self.unit
-        place = end // self.size
-        if 0 < end <= tokens and end % self.size and place < len(table.blocks):
-            self.insert_partial(table.blocks[place], self.key(progress.hashes, end), end)
+        position = end // self.size
+        if 0 < end <= tokens and end % self.size and position < len(table.blocks):
+            self.insert_partial(table.blocks[position], self.key(progress.hashes, end), end)
 
     def insert_partial(self, block: int, key: int, tokens: int) -> None:
         """Cache ``block``, if it is not the null block, under the prefix of ``tokens`` that ends inside it."""
@@ -212,24 +219,24 @@ class Group:
 
 
 class WindowGroup(Group):
-    """Sliding window: a hit is a run that covers the window before the hit's end."""
+    """KV cache group of a sliding window: a prefix hit needs the blocks of its last window."""
 
-    def find(self, cached: Cached, most: int, known: int, *, drops_last: bool) -> tuple[Rows, int]:
+    def find(self, cached: Cached, most: int, hashed: int, *, drops_last: bool) -> tuple[Rows, int]:
         size, scale = self.size, self.size // self.unit
         needed = blocks_for(self.spec.span - 1, size) + drops_last
         count, run = most // size, 0
         rows: Rows = [[]] * count
-        for place in range(count - 1, -1, -1):
-            row = cached((place + 1) * scale)
+        for position in range(count - 1, -1, -1):
+            row = cached((position + 1) * scale)
             if row is None:
                 run = 0
                 continue
-            if run == 0 and (place + (not drops_last)) * size % self.alignment:
+            if run == 0 and (position + (not drops_last)) * size % self.alignment:
                 continue
-            rows[place] = row
+            rows[position] = row
             run += 1
             if run >= needed:
-                del rows[place + run :]
+                del rows[position + run :]
                 break
         else:
             del rows[run:]
@@ -272,9 +279,9 @@ class WindowGroup(Group):
 
 
 class ChunkGroup(Group):
-    """Chunked local attention: a hit is a run from the beginning of its last chunk."""
+    """KV cache group of chunked local attention: a prefix hit needs the blocks of its last chunk."""
 
-    def find(self, cached: Cached, most: int, known: int, *, drops_last: bool) -> tuple[Rows, int]:
+    def find(self, cached: Cached, most: int, hashed: int, *, drops_last: bool) -> tuple[Rows, int]:
         scale = self.size // self.unit
         rows: Rows = [[]] * (self.skipped_tokens(most) // self.size)
         while (len(rows) + 1) * self.size <= most and (row := cached((len(rows) + 1) * scale)) is not None:

@@ -24,14 +24,14 @@ _GROUPS = {"window": WindowGroup, "chunk": ChunkGroup, "mamba": StateGroup, "mam
 
 
 class Hits(NamedTuple):
-    """Hit of a prompt: blocks by group, and the tokens that all groups agree on."""
+    """Prefix hit of a prompt: blocks by group, and the tokens common to all groups."""
 
     blocks: list[list[int]]
     tokens: int
 
 
 class Alike(NamedTuple):
-    """Groups of one form, which are looked up together."""
+    """Equal KV cache groups, which share a prefix lookup."""
 
     groups: list[Group]
     drops_last: bool
@@ -59,8 +59,8 @@ class HybridCache:
         # Without a prefix cache a state never needs a second block.
         kinds = [Group if spec.keeps_state and not caching else _GROUPS.get(spec.kind, Group) for spec in specs]
         self.groups = [
-            kind(spec, place, self.layout, self.pool, tokens_of)
-            for place, (kind, spec) in enumerate(zip(kinds, specs, strict=True))
+            kind(spec, position, self.layout, self.pool, tokens_of)
+            for position, (kind, spec) in enumerate(zip(kinds, specs, strict=True))
         ]
         for group in self.groups:
             group.limit(self.in_flight, self.max_model_len)
@@ -83,13 +83,13 @@ class HybridCache:
         return self._agree(request, nothing.blocks)
 
     def _find(self, one: Alike, request: Request, most: int, drops_last: bool) -> tuple[Rows, int]:
-        cached = partial(self._cached, [group.place for group in one.groups], request.hashes)
+        cached = partial(self._cached, [group.position for group in one.groups], request.hashes)
         return one.first.find(cached, most, request.num_tokens // self.layout.match_unit, drops_last=drops_last)
 
-    def _cached(self, places: Sequence[int], hashes: Sequence[int], units: int) -> list[int] | None:
+    def _cached(self, positions: Sequence[int], hashes: Sequence[int], units: int) -> list[int] | None:
         base, row = hashes[units - 1] * len(self.groups), []
-        for place in places:
-            block = self.pool.first_of(base + place)
+        for position in positions:
+            block = self.pool.first_of(base + position)
             if block is None:
                 return None
             row.append(block)
@@ -104,36 +104,36 @@ class HybridCache:
         return min(tokens + margin, request.num_tokens // unit * unit)
 
     def _agree(self, request: Request, blocks: list[list[int]]) -> Hits:
-        """Shorten the hit, form after form, until all agree."""
+        """Shorten the prefix hit, form after form, until all groups agree."""
         alike, most, longest = self.alike, request.num_tokens - 1, 0
-        found: list[tuple[Rows, int] | None] = [None] * len(alike)
+        result: list[tuple[Rows, int] | None] = [None] * len(alike)
         dropped: set[int] = set()
         while True:
             tokens = most
-            for place, one in enumerate(alike):
-                before = found[place]
+            for position, one in enumerate(alike):
+                before = result[position]
                 if one.first.spec.sees_all and before is not None:
                     tokens = min(tokens, before[1])
                     continue
-                drops = one.drops_last and place not in dropped
+                drops = one.drops_last and position not in dropped
                 rows, now = self._find(one, request, self._most(one, request, tokens) if drops else tokens, drops)
                 if drops:
-                    dropped.add(place)
+                    dropped.add(position)
                 elif now < tokens:
                     dropped.clear()
                 tokens = now
-                found[place] = rows, now
+                result[position] = rows, now
                 longest = max(longest, now)
             if tokens >= most:
                 break
             most = tokens
             if len(alike) == 2 and alike[0].first.spec.sees_all:
                 break
-        for one, (rows, _) in zip(alike, filter(None, found), strict=True):
+        for one, (rows, _) in zip(alike, filter(None, result), strict=True):
             if one.first.spec.sees_all:
                 del rows[blocks_for(most, one.first.size) :]
             for column, group in enumerate(one.groups):
-                blocks[group.place] = [row[column] if row else NULL for row in rows]
+                blocks[group.position] = [row[column] if row else NULL for row in rows]
         request.shared_tokens = longest if longest > most else 0
         return Hits(blocks, most)
 
@@ -152,7 +152,7 @@ class HybridCache:
         return True
 
     def extend(self, request: Request, end: int) -> bool:
-        """Free what attention has passed, and take blocks for tokens up to ``end``; False if they are not free."""
+        """Free the blocks that attention has passed, then allocate up to ``end``; False: too few free blocks."""
         held = self._held[request]
         for group, table in zip(self.groups, held, strict=True):
             group.free_skipped(table, max(0, request.num_computed - request.tokens_in_flight))
@@ -186,7 +186,7 @@ class HybridCache:
             group.cache_blocks(table, progress, self._cacheable(group, tokens))
 
     def _cacheable(self, group: Group, tokens: int) -> int:
-        """Return the leading tokens that a hit can reach."""
+        """Return the leading tokens that a prefix hit can reach."""
         if len(self.groups) == 1:
             return tokens
         whole = tokens if self.layout.partial_hits else tokens // self.layout.block_size * self.layout.block_size
@@ -202,7 +202,7 @@ class HybridCache:
                 group.cached_now.clear()
 
     def end_step(self) -> None:
-        """Let go of both ends of the copies that this step makes."""
+        """Free the source and target blocks of this step's copies."""
         ends = [block for group in self.groups for pair in group.copies for block in pair]
         if ends:
             self.pool.free_blocks(ends[::-1])
@@ -214,7 +214,7 @@ class HybridCache:
         return [list(table.blocks) for table in self._held.get(request, ())]
 
     def most_blocks(self, tokens: int) -> int:
-        """Blocks that a request of ``tokens`` holds at most at a time."""
+        """Return the most blocks that a request of ``tokens`` holds at a time."""
         return sum(group.most_blocks(tokens) for group in self.groups)
 
 
@@ -248,14 +248,14 @@ class HybridScheduler(Scheduler):
         return step
 
     def clip(self, request: Request, start: int, tokens: int) -> int:
-        """Let a chunk of the prompt end at a block, before the last state worth keeping, or at it."""
+        """End a prefill chunk at a block boundary, before the last state worth caching, or at that state."""
         prefill_end = max(request.prompt_tokens, request.num_tokens - 1)
         if not self._clips or start >= prefill_end:
             return tokens
         size, unit, layout = self._state_block, self.config.block_size, self.layout
         drops, end = bool(layout.dropping), start + tokens
-        kept = unit if layout.partial_hits else size
-        checkpoint = state_end(prefill_end, kept, drops)
+        retained = unit if layout.partial_hits else size
+        checkpoint = state_end(prefill_end, retained, drops)
         inside = self._stores_inside and end >= prefill_end and stores_inside(start, end, checkpoint, unit, size)
         last = 0 if inside else state_end(request.num_tokens, size, drops)
         if end < prefill_end:

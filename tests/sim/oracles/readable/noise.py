@@ -1,4 +1,4 @@
-"""Factors on the durations of steps, drawn in plain Python."""
+"""Noise factors on the durations of scheduler steps, in plain Python."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def uniform(key: int, counter: int) -> float:
 
 
 class StepNoise:
-    """Factors of one run's steps, drawn one after another. ``seed`` None: medians, no draws."""
+    """Noise factors of a run's scheduler steps. ``seed`` None: medians."""
 
     __slots__ = (
         "_correlation_ms",
@@ -51,20 +51,20 @@ class StepNoise:
     def _normal(self, start_ms: float) -> float:
         if self._key is None:
             return 0.0
-        own = at(self._normals, uniform(self._key, 2 * self._number) * NORMALS)
+        local = at(self._normals, uniform(self._key, 2 * self._number) * NORMALS)
         fresh = at(self._normals, uniform(self._key, 2 * self._number + 1) * NORMALS)
-        kept = math.exp(-(start_ms - self._slow_at_ms) / self._correlation_ms)
-        self._slow = kept * self._slow + math.sqrt(1.0 - kept * kept) * fresh
+        retained = math.exp(-(start_ms - self._slow_at_ms) / self._correlation_ms)
+        self._slow = retained * self._slow + math.sqrt(1.0 - retained * retained) * fresh
         self._slow_at_ms = start_ms
         self._number += 1
-        return self._weights[0] * self._slow + self._weights[1] * own
+        return self._weights[0] * self._slow + self._weights[1] * local
 
 
 def step_log(knots: Numbers, table: Sequence[Sequence[float]] | FloatArray, normal: float, step_ms: float) -> float:
     """log(observed / predicted) of a step of ``step_ms`` at a ``normal``; compiled too, so plain."""
-    place = min(max((normal + WIDEST) * PER_NORMAL, 0.0), _LAST_PLACE)
-    below = int(place)
-    share = place - below
+    position = min(max((normal + WIDEST) * PER_NORMAL, 0.0), _LAST_PLACE)
+    below = int(position)
+    share = position - below
     upper = 0
     at_ms = math.log(max(step_ms, 1e-9))
     while upper < len(knots) and knots[upper] <= at_ms:
@@ -79,8 +79,8 @@ def step_log(knots: Numbers, table: Sequence[Sequence[float]] | FloatArray, norm
     return float(value)
 
 
-def at(table: Numbers, place: float) -> float:
+def at(table: Numbers, position: float) -> float:
     """Interpolate ``table`` at ``place``, from 0 to below its last entry's; compiled too, so plain."""
-    below = int(place)
+    below = int(position)
     low = table[below]
-    return float(low + (place - below) * (table[below + 1] - low))
+    return float(low + (position - below) * (table[below + 1] - low))

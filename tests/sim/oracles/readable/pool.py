@@ -1,11 +1,11 @@
-"""vLLM's block pool: the free queue, in the order of reuse, and the prefix cache.
+"""vLLM's block pool: the free block queue in eviction order, and the prefix cache.
 
-Everything about a block is at its id in parallel arrays, so that a block costs no object and any of them leaves the
-free queue in constant time. Block 0, vLLM's null block, never holds tokens; here it is also the sentinel that closes
-the free queue into a ring: ``_next_free[0]`` is the head, where blocks are taken, ``_previous_free[0]`` the tail.
+Fields of a block are in parallel arrays by block id, so that a block needs no object and leaves the free queue in
+constant time. Block 0, vLLM's null block, never holds tokens; here it is also the sentinel that closes the free block
+queue into a ring: ``_next_free[0]`` is the head, where blocks are allocated, ``_previous_free[0]`` the tail.
 
-The queue's order is the eviction order. A request's blocks come back tail first, so that of one prompt the leaf goes
-before the root; blocks with a hash join the tail (least recently freed is evicted first), blocks without one the head.
+A request's blocks are freed leaf first, so that the leaf of a prompt is evicted before the root; blocks with a hash
+join the tail (least recently freed is evicted first), blocks without a hash the head.
 """
 
 from collections.abc import Iterable, Sequence
@@ -69,17 +69,17 @@ class BlockPool:
         return hits
 
     def first_of(self, key: int) -> int | None:
-        """Return the block that a lookup of ``key`` gets; None: it is not cached."""
-        found = self._cached.get(key)
-        return next(iter(found)) if isinstance(found, dict) else found
+        """Return the cached block of ``key``; None: not cached."""
+        result = self._cached.get(key)
+        return next(iter(result)) if isinstance(result, dict) else result
 
     def count_idle(self, blocks: Iterable[int]) -> int:
-        """Return how many of ``blocks`` have no holder: a hit on them takes them out of the free queue."""
+        """Return the number of idle ``blocks``, which a prefix hit removes from the free queue."""
         references = self._references
         return sum(1 for block in blocks if references[block] == 0)
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Hold hit ``blocks`` once more; idle ones leave the free queue."""
+        """Add a reference to hit ``blocks`` (vLLM's ``touch``); idle blocks leave the free queue."""
         references, following, previous = self._references, self._next_free, self._previous_free
         for block in blocks:
             if references[block] == 0:
@@ -92,7 +92,7 @@ class BlockPool:
             references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Take ``count`` blocks from the queue's head, evicting what they cached. The caller has checked num_free."""
+        """Pop ``count`` blocks from the head of the free queue and evict their prefixes; ``num_free`` is checked."""
         if count > self.num_free:
             raise ValueError(f"cannot take {count} blocks: {self.num_free} are free")
         following, keys, references = self._next_free, self._key, self._references
@@ -111,7 +111,7 @@ class BlockPool:
         return taken
 
     def insert(self, blocks: Sequence[int], keys: Sequence[int]) -> None:
-        """Make full ``blocks`` findable under ``keys``, in that order. Blocks of a key already cached stand in line."""
+        """Add full ``blocks`` to the prefix cache under ``keys``; earlier blocks of a key are hit first."""
         if not self.enable_prefix_caching:
             return
         cached, key_of = self._cached, self._key
@@ -123,7 +123,7 @@ class BlockPool:
                 self._join_twins(block, key)
 
     def insert_also(self, block: int, key: int) -> None:
-        """Make ``block`` findable under ``key``, beside the keys it has."""
+        """Add ``block`` to the prefix cache under a further ``key``."""
         if key in self.keys_of(block):
             return
         if self._key[block] is None:
@@ -139,7 +139,7 @@ class BlockPool:
         return [] if key is None else [key, *self._other_keys.get(block, ())]
 
     def free_blocks(self, blocks: Sequence[int]) -> None:
-        """Release one request's ``blocks``, given root to leaf; blocks without another holder become free."""
+        """Free a request's ``blocks``, given root to leaf; blocks without another holder join the free queue."""
         references, keys = self._references, self._key
         to_head: list[int] = []
         to_tail: list[int] = []
@@ -154,7 +154,7 @@ class BlockPool:
         self._link_after(self._previous_free[0], to_tail)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every key, unless a block is held: then change nothing and return False, as vLLM does."""
+        """Empty the prefix cache (``reset_prefix_cache``); False, and no change, while a block is held."""
         if self.num_free != self.num_gpu_blocks - 1:
             return False
         self._cached.clear()
@@ -163,7 +163,7 @@ class BlockPool:
         return True
 
     def free_order(self) -> list[int]:
-        """Ids of the free blocks, next to be taken first."""
+        """Ids of the free blocks, in eviction order."""
         order = []
         block = self._next_free[0]
         while block != 0:

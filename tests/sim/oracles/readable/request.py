@@ -1,4 +1,4 @@
-"""A request in the scheduler: its tokens, and its progress."""
+"""Request in the scheduler: tokens and progress."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -69,5 +69,5 @@ class Request:
 
     @property
     def last_token(self) -> int:
-        """Prompt plus output: the tokens it ends with, of which the last one's KV is never computed."""
+        """Prompt plus output tokens; the KV of the last token is never computed."""
         return self.prompt_tokens + self.output_tokens

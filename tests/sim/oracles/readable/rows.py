@@ -1,4 +1,4 @@
-"""Work of a step in the terms of the latency model, as plain functions of lists."""
+"""Term counts of a scheduler step, as plain functions of lists."""
 
 from collections.abc import MutableSequence, Sequence
 from math import exp
@@ -31,13 +31,13 @@ Row = MutableSequence[float] | FloatArray
 
 
 def begin_row(row: Row) -> None:
-    for place in range(len(row)):
-        row[place] = 0.0
+    for position in range(len(row)):
+        row[position] = 0.0
     row[STEPS] = 1.0
 
 
 def count_chunk(row: Row, tokens: int, depth: int) -> None:
-    """Count a prefill chunk of ``tokens`` whose request has KV of ``depth`` tokens before it."""
+    """Count a prefill chunk of ``tokens`` after ``depth`` tokens of KV cache."""
     half_square = tokens * tokens / 2
     row[PREFILL_TOKENS] += tokens
     row[ATTENTION] += tokens * depth + half_square
@@ -60,7 +60,7 @@ def count_decodes(row: Row, requests: int, kv_tokens: int, repeated_tokens: int)
 
 
 def count_rest(row: Row, rest_ms: float) -> None:
-    """Count the engine's rest before the step in ``row``, whose chunks are counted; 0 and less: it follows another."""
+    """Count the engine's idle time before the step in ``row``, after its prefill chunks; 0 or less: no idle time."""
     if rest_ms > 0.0:
         lasted = 1.0 - exp(-rest_ms / IDLE_MS)
         row[RESTED_STEPS] = lasted
@@ -68,10 +68,10 @@ def count_rest(row: Row, rest_ms: float) -> None:
 
 
 def row_ms(costs: Numbers, row: Numbers) -> float:
-    """Duration of a step counted in ``row``: the cost of its terms, summed in their order."""
+    """Return the duration of the step in ``row``: costs of its terms, summed in order."""
     duration_ms = 0.0
-    for place in range(NUM_STEP_TERMS):
-        duration_ms += costs[place] * row[place]
+    for position in range(NUM_STEP_TERMS):
+        duration_ms += costs[position] * row[position]
     return duration_ms
 
 
@@ -92,7 +92,7 @@ def delivery_ms(costs: Numbers, prompt_tokens: int) -> float:
 
 
 def is_decode(tokens: int, depth: int, prompt_tokens: int) -> bool:
-    """Return whether a share of a step is a decode: one token beyond the prompt. Any other is a prefill chunk."""
+    """Return whether a share of a step is a decode (one token after the prompt); else it is a prefill chunk."""
     return tokens == 1 and depth >= prompt_tokens
 
 

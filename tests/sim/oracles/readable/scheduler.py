@@ -1,9 +1,9 @@
-"""vLLM V1's scheduler, step by step: running requests first, then waiting ones, first come first served.
+"""vLLM V1's scheduler: running requests first, then the waiting queue, first come first served.
 
-``schedule`` composes a step and counts its tokens as computed; ``finish_step`` hands out what the step sampled. A
-synchronous engine alternates the two. An asynchronous one (vLLM's default) composes the next step while one runs:
-schedule, schedule, finish, schedule, finish …; a decoding request is then scheduled on a placeholder for the token that
-the step in flight is about to sample. Both orders go through the same code here, as the placeholders are 0 otherwise.
+``schedule`` composes a scheduler step and counts its tokens as computed; ``finish_step`` appends the sampled tokens.
+Without async scheduling the engine alternates the two. With async scheduling (vLLM's default) it composes the next step
+while a step runs: schedule, schedule, finish, schedule, finish …; a decoding request is then scheduled on a placeholder
+for the token that the step in flight will sample. Both orders run the same code: else the placeholders are 0.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from tests.sim.oracles.readable.rules import blocks_for, lookup_limit
 
 
 class Scheduled(NamedTuple):
-    """A request's share of a step."""
+    """Tokens of a request scheduled in a step."""
 
     request: Request
     num_tokens: int
@@ -45,7 +45,7 @@ class Step:
 
 @dataclass(slots=True)
 class PrefixStats:
-    """vLLM's prefix-cache counters over admissions, in tokens; not those after a preemption."""
+    """vLLM's prefix cache counters, in tokens: queries and hits at first admission, not after a preemption."""
 
     requests: int = 0
     query_tokens: int = 0
@@ -59,7 +59,7 @@ class PrefixStats:
 
 
 class Scheduler:
-    """Requests waiting and running on one pool. The rules are numbered as in docs/simulator.md."""
+    """Waiting queue and running requests over one block pool. docs/simulator.md numbers the rules."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -76,7 +76,7 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def accepts(self, request: Request) -> bool:
-        """Return whether ``request`` could ever finish: its tokens fit the model's length and, alone, the pool."""
+        """Return whether ``request`` can finish: it fits the model's length and, alone, the block pool."""
         blocks = blocks_for(request.last_token - 1, self.config.block_size)
         return request.last_token <= self._max_tokens and blocks <= self.config.usable_blocks
 
@@ -110,7 +110,7 @@ class Scheduler:
                 return step
 
     def finish_step(self, step: Step) -> list[Request]:
-        """Hand out the tokens that ``step`` sampled; return the requests that this finished, their blocks freed."""
+        """Append the tokens that ``step`` sampled; free and return the requests that finish."""
         finished = []
         for request, tokens, _, samples in step.scheduled:
             request.steps_in_flight -= 1
@@ -131,7 +131,7 @@ class Scheduler:
         return finished
 
     def abort(self, request: Request) -> None:
-        """Take ``request`` out, its blocks freed at once, whatever it was doing. A finished one stays as it is."""
+        """Abort ``request`` in any state and free its blocks; a finished request does not change."""
         if request.state == "finished":
             return
         if request.state == "running":
@@ -141,7 +141,7 @@ class Scheduler:
         self._retire(request)
 
     def _schedule_running(self, step: Step) -> None:
-        """Rule 12's first half: every running request in order gets what it lacks."""
+        """Rule 12, running requests: schedule decode tokens and prefill chunks in order."""
         running, budget = self.running, self.config.max_num_batched_tokens
         position = 0
         while position < len(running) and budget > 0:
@@ -162,7 +162,7 @@ class Scheduler:
             budget -= tokens
 
     def _admit_waiting(self, step: Step) -> None:
-        """Rule 12's second half: the queue's head is admitted while its whole prompt fits; it blocks the rest."""
+        """Rule 12, waiting queue: admit the head while its complete prompt fits; else stop."""
         waiting, running = self.waiting, self.running
         budget = self.config.max_num_batched_tokens - step.total_tokens
         skipped: list[Request] = []
@@ -187,11 +187,11 @@ class Scheduler:
         waiting.extendleft(reversed(skipped))
 
     def clip(self, request: Request, start: int, tokens: int) -> int:
-        """Return as many of ``tokens`` from ``start`` as one chunk may have."""
+        """Return the size of the prefill chunk at ``start``, at most ``tokens``."""
         return tokens
 
     def num_new_tokens(self, request: Request) -> int:
-        """Tokens known or about to be sampled, and not computed; 0 where the last token is already on its way."""
+        """Return the tokens to compute, placeholders included; 0: a step in flight samples the last token."""
         placeholders, computed = request.placeholders, request.num_computed
         if placeholders and computed + 2 - placeholders >= request.prompt_tokens + request.max_tokens:
             return 0
@@ -246,7 +246,7 @@ class Scheduler:
         return True
 
     def _cache_blocks(self, request: Request, end: int) -> None:
-        """Rule 10: blocks full of known tokens can be hit from here on, within the same step too."""
+        """Rule 10: full blocks can be hit from here on, also within the same step."""
         if end >= request.next_full:
             full, hashed = end // self.config.block_size, request.num_hashed
             self.pool.insert(request.blocks[hashed:full], request.hashes[hashed:full])
@@ -267,7 +267,7 @@ class Scheduler:
         step.scheduled.append(Scheduled(request, tokens, depth, samples))
 
     def _preempt(self, request: Request) -> None:
-        """Rule 13: back into the queue with nothing computed; what is in flight still delivers its token."""
+        """Rule 13, preemption by recompute: free the blocks and requeue; steps in flight still deliver their tokens."""
         self._give_back(request)
         request.state = "waiting"
         request.stale_steps = request.steps_in_flight

@@ -1,7 +1,7 @@
-"""KV cache group of recurrent layers (Mamba and its like), vLLM's ``align`` mode: a block is one state, not tokens.
+"""KV cache group of recurrent layers (Mamba), vLLM's ``align`` mode: a block holds a state, not tokens.
 
-A request writes one state in place; only states at the end of a scheduler step, or that the kernel stores on its way
-(``mamba2``), can be hit. A hit needs the one state at its end.
+A request updates one state. A prefix hit needs the state at its end, so it can end only where a scheduler step ended,
+or where the kernel stores a state inside a step (``mamba2``).
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,18 @@ from tests.sim.oracles.readable.rules import blocks_for
 
 
 class StateGroup(Group):
-    """States of recurrent layers."""
+    """KV cache group of recurrent states."""
 
-    def __init__(self, spec: KvGroup, place: int, layout: KvLayout, pool: BlockPool, tokens_of: dict[int, int]) -> None:
-        super().__init__(spec, place, layout, pool, tokens_of)
+    def __init__(
+        self, spec: KvGroup, position: int, layout: KvLayout, pool: BlockPool, tokens_of: dict[int, int]
+    ) -> None:
+        super().__init__(spec, position, layout, pool, tokens_of)
         self.cached_now = set[int | None]()
         """Keys of the states cached in this step: no other request of this step may read them."""
 
-    def find(self, cached: Cached, most: int, known: int, *, drops_last: bool) -> tuple[Rows, int]:
+    def find(self, cached: Cached, most: int, hashed: int, *, drops_last: bool) -> tuple[Rows, int]:
         step = self.alignment if self.ends_inside else self.size
-        for end in range(min(most // step, known * self.unit // step), 0, -1):
+        for end in range(min(most // step, hashed * self.unit // step), 0, -1):
             tokens = end * step
             row = cached(tokens // self.unit)
             if row is not None and tokens % self.alignment == 0:
@@ -50,13 +52,13 @@ class StateGroup(Group):
         return min(blocks_for(tokens, self.size), 2) + self.layout.partial_hits + (self.spec.kind == "mamba2")
 
     def _checkpoint(self, table: Table, start: int, end: int, prefill_end: int) -> tuple[int, int] | None:
-        """Tokens and place of the state that the kernel stores on its way from ``start`` to ``end``; None: none."""
+        """Tokens and position of the state that the kernel stores on its way from ``start`` to ``end``; None: none."""
         tokens = state_end(end, self.alignment, bool(self.layout.dropping))
-        place = blocks_for(end, self.size) - 2
-        if self.spec.kind != "mamba2" or end < prefill_end or tokens <= 0 or place < 0:
+        position = blocks_for(end, self.size) - 2
+        if self.spec.kind != "mamba2" or end < prefill_end or tokens <= 0 or position < 0:
             return None
-        is_free = place >= len(table.blocks) or table.blocks[place] == NULL
-        return (tokens, place) if is_free and stores_inside(start, end, tokens, self.unit, self.size) else None
+        is_free = position >= len(table.blocks) or table.blocks[position] == NULL
+        return (tokens, position) if is_free and stores_inside(start, end, tokens, self.unit, self.size) else None
 
     def grow(self, table: Table, end: int) -> None:
         blocks, before, required = table.blocks, len(table.blocks), blocks_for(end, self.size)
@@ -78,7 +80,7 @@ class StateGroup(Group):
         table.allocated = True
 
     def _keep_copy(self, table: Table, copy: int) -> None:
-        """Let the cache have ``copy`` of the state that the request goes on writing."""
+        """Move the prefix cache entry to ``copy``, as the request goes on updating the state."""
         assert table.partial is not None
         _, source = table.partial
         table.partial = None
@@ -100,10 +102,10 @@ class StateGroup(Group):
     def free_range(self, table: Table, end: int) -> None:
         if table.retired >= end:
             return
-        places = [place for place in range(table.retired, end) if table.blocks[place] != NULL]
-        self.pool.free_blocks([table.blocks[place] for place in places])
-        for place in places:
-            table.blocks[place] = NULL
+        positions = [position for position in range(table.retired, end) if table.blocks[position] != NULL]
+        self.pool.free_blocks([table.blocks[position] for position in positions])
+        for position in positions:
+            table.blocks[position] = NULL
         table.retired = end
 
     def cache_blocks(self, table: Table, progress: Progress, tokens: int) -> None:
@@ -121,16 +123,16 @@ class StateGroup(Group):
         if retain is None or 0 < retain <= self.size:
             return None
         period = retain // self.size
-        found = {place for place in range(done, full) if (place + 1) % period == 0} if period else set()
+        result = {position for position in range(done, full) if (position + 1) % period == 0} if period else set()
         ends = (end // self.alignment * self.alignment // self.size - 1 for end in reachable(progress, self.layout))
-        return found | {place for place in ends if done <= place < full}
+        return result | {position for position in ends if done <= position < full}
 
     def _cache_state(self, table: Table, progress: Progress, tokens: int) -> None:
         """Cache the state that was stored inside the step, or at its end if the prompt's last one is there."""
         drops_last = bool(self.layout.dropping)
         if table.checkpoint is not None:
-            end, place = table.checkpoint
-            block = table.blocks[place]
+            end, position = table.checkpoint
+            block = table.blocks[position]
             if not self._is_worth(end, progress, drops_last=drops_last):
                 self.pool.forget(block)
             elif self.pool.key_of(block) is None or self.tokens_of[block] != end:
@@ -139,13 +141,13 @@ class StateGroup(Group):
             return
         if tokens <= 0 or tokens % self.unit or tokens != state_end(progress.prompt_tokens, self.unit, drops_last):
             return
-        place = blocks_for(tokens, self.size) - 1
-        if place >= len(table.blocks) or table.blocks[place] == NULL:
+        position = blocks_for(tokens, self.size) - 1
+        if position >= len(table.blocks) or table.blocks[position] == NULL:
             return
-        self._insert_state(table.blocks[place], progress, tokens)
+        self._insert_state(table.blocks[position], progress, tokens)
         if tokens % self.size:
-            table.partial = place, table.blocks[place]
-            table.num_cached = place
+            table.partial = position, table.blocks[position]
+            table.num_cached = position
 
     def _is_worth(self, end: int, progress: Progress, *, drops_last: bool) -> bool:
         if end == state_end(progress.prompt_tokens, self.alignment, drops_last) or end == progress.shared_tokens:
@@ -164,7 +166,7 @@ class StateGroup(Group):
 
 
 def state_end(tokens: int, unit: int, drops_last: bool) -> int:
-    """Return the last multiple of ``unit`` at which a state serves a prompt of ``tokens``."""
+    """Return the longest useful prefix hit of a prompt of ``tokens``, in multiples of ``unit``."""
     end = (tokens if drops_last else tokens - 1) // unit * unit
     return max(end - unit if drops_last else end, 0)
 
