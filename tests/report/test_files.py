@@ -44,7 +44,7 @@ def by(name: str, path: Path) -> dict[str, dict[str, Any]]:
     return {row[name]: row for row in pq.read_table(path).to_pylist()}
 
 
-def test_tables_have_a_row_a_request_and_a_row_a_session(trace: Path, tmp_path: Path) -> None:
+def test_parquet_has_rows_per_request_and_session(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "files"
     assert main(["show", str(trace), "--files", str(out)]) == 0
     requests = by("request_id", out / "requests.parquet")
@@ -63,7 +63,7 @@ def test_tables_have_a_row_a_request_and_a_row_a_session(trace: Path, tmp_path: 
     assert [sessions[name]["completed"] for name in ("s2", "e")] == [False, True]
 
 
-def test_files_are_written_over_nothing_but_earlier_ones(trace: Path, tmp_path: Path) -> None:
+def test_parquet_overwrites_its_files_only(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "files"
     command = ["show", str(trace), "--files", str(out)]
     assert main(command) == main(command) == 0

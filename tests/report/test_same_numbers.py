@@ -62,7 +62,7 @@ def summary(values: list[float]) -> dict[str, float]:
     return {name: getattr(found, name) for name in STATISTICS}
 
 
-def test_our_tables_have_the_numbers_of_the_json(shown: tuple[dict[str, Any], Path]) -> None:
+def test_tables_equal_the_json(shown: tuple[dict[str, Any], Path]) -> None:
     found, out = shown
     for table, key in (("requests", "per_request"), ("sessions", "per_session")):
         rows = pq.read_table(out / f"{table}.parquet").to_pylist()
@@ -73,7 +73,7 @@ def test_our_tables_have_the_numbers_of_the_json(shown: tuple[dict[str, Any], Pa
             assert summary(values) == pytest.approx({one: expected[one] for one in STATISTICS}), name
 
 
-def test_the_page_has_the_numbers_of_the_json(shown: tuple[dict[str, Any], Path]) -> None:
+def test_page_equals_the_json(shown: tuple[dict[str, Any], Path]) -> None:
     found, out = shown
     page = (out / "page.html").read_text()
     rows = dict(re.findall(r'<tr><th scope="row">([^<]*)</th>(.*?)</tr>', page, re.DOTALL))

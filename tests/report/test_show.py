@@ -15,7 +15,7 @@ from tracefile.records.errors import InputError
 STATISTICS = {"n", "mean", "min", "p50", "p90", "p95", "p99", "max"}
 
 
-def test_the_json_has_every_promised_key(make_trace: MakeTrace) -> None:
+def test_json_has_every_documented_key(make_trace: MakeTrace) -> None:
     found = json_of(main, ["show", str(make_trace("a", sessions=12, turns=3))])
     assert found["schema"] == "kvtape-metrics/1"
     assert found["requests"] | {"n": 36, "completed": 35} == found["requests"]
@@ -80,7 +80,7 @@ def test_bad_input_is_named(make_trace: MakeTrace, tmp_path: Path) -> None:
         main(["show", str(tmp_path / "absent")])
 
 
-def test_a_trace_cut_short_is_told(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_trace_gives_a_warning(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
     trace = make_trace("a", sessions=12, turns=3)
     trace.write_bytes(trace.read_bytes()[:-20])
     assert main(["show", str(trace)]) == 0
@@ -89,7 +89,7 @@ def test_a_trace_cut_short_is_told(make_trace: MakeTrace, capsys: pytest.Capture
 
 @pytest.mark.parametrize("field", ["itl_ms", "ttft_ms", "e2e_ms", "arrival_ms"])
 @pytest.mark.parametrize("value", [1e-320, 1e15])
-def test_times_that_no_clock_tells_are_no_warnings(make_trace: MakeTrace, field: str, value: float) -> None:
+def test_missing_times_give_no_warnings(make_trace: MakeTrace, field: str, value: float) -> None:
     """Warnings are errors in tests."""
     usual, odd = make_trace("usual", sessions=12, turns=3), make_trace("odd", sessions=12, turns=3)
     header, *lines = odd.read_text().splitlines()
@@ -102,7 +102,7 @@ def test_times_that_no_clock_tells_are_no_warnings(make_trace: MakeTrace, field:
 HOSTILE = "<a href='https://x/'></script><script>\u2028\u202e\x1b[31m"
 
 
-def test_names_in_a_trace_stay_text(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_escaped(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
     trace = make_trace("a", sessions=12, turns=3)
     header, *lines = map(json.loads, trace.read_text().splitlines())
     header["meta"] |= {"model": HOSTILE, "engine": {"name": "vllm", "version": HOSTILE}}
@@ -116,7 +116,7 @@ def test_names_in_a_trace_stay_text(make_trace: MakeTrace, capsys: pytest.Captur
     assert not set("\u2028\u202e\x1b") & set(capsys.readouterr().out)
 
 
-def test_the_core_install_shows_all_of_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_works_without_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = str(Path(__file__).parents[2] / "data" / "captures" / "128x2" / "poisson-slow.jsonl.zst")
     shown = json_of(main, ["show", trace])
     monkeypatch.setitem(sys.modules, "scipy", None)

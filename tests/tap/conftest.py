@@ -289,10 +289,10 @@ class TapCommand:
         """Its children that run ``module``, oldest first."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         pids = []
-        for child in sorted(map(int, children)):
+        for pid in sorted(map(int, children)):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
-                    pids.append(child)
+                if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    pids.append(pid)
         return pids + warm_children(self.process.pid, module)
 
     def recorder_pid(self) -> int:

@@ -53,7 +53,7 @@ def answered(number: int, ttft_ms: float, cached: int | None = 0) -> Record:
     )
 
 
-def test_a_uniform_slowdown_is_found_exactly(tmp_path: Path, make_trace: MakeTrace) -> None:
+def test_uniform_slowdown_error_is_exact(tmp_path: Path, make_trace: MakeTrace) -> None:
     result = compared(f"captured={make_trace('a')}", f"slow={make_trace('b', slower=1.25)}")
     pair = result["pairs"]["slow"]
     assert (pair["truth"], pair["kind"], pair["joined"]) == ("captured", "error", 120)
@@ -69,7 +69,7 @@ def test_a_uniform_slowdown_is_found_exactly(tmp_path: Path, make_trace: MakeTra
     assert pair["cohorts"]["all"]["cached"]["exact_share"] == 1.0
 
 
-def test_cached_tokens_not_reported_are_no_misses(tmp_path: Path) -> None:
+def test_unreported_cached_tokens_are_no_misses(tmp_path: Path) -> None:
     truth = write(tmp_path / "t.jsonl", [answered(n, 10.0, None if n < 3 else 64) for n in range(40)])
     other = write(tmp_path / "o.jsonl", [answered(n, 10.0, 0 if n < 4 else 64) for n in range(40)])
     cached = compared(f"t={truth}", f"o={other}")["pairs"]["o"]["cohorts"]["all"]["cached"]
@@ -78,7 +78,7 @@ def test_cached_tokens_not_reported_are_no_misses(tmp_path: Path) -> None:
     assert cached["token_error"] == pytest.approx(1 / 37)
 
 
-def test_whole_responses_have_no_ttft_and_that_is_said(tmp_path: Path) -> None:
+def test_non_streamed_responses_have_no_ttft(tmp_path: Path) -> None:
     records = [answered(number, 50.0) for number in range(40)]
     for record in records[:30]:
         record.stream, record.ttft_ms = False, None
@@ -87,7 +87,7 @@ def test_whole_responses_have_no_ttft_and_that_is_said(tmp_path: Path) -> None:
     assert not any(note.startswith("o: ") and "whole" in note for note in result["notes"])
 
 
-def test_a_small_cell_is_not_judged(tmp_path: Path) -> None:
+def test_small_cell_is_not_evaluated(tmp_path: Path) -> None:
     traces = [write(tmp_path / f"{name}.jsonl", [answered(n, 10.0) for n in range(29)]) for name in "to"]
     result = compared(f"t={traces[0]}", f"o={traces[1]}")
     ttft = result["pairs"]["o"]["cohorts"]["all"]["ttft"]
@@ -95,7 +95,7 @@ def test_a_small_cell_is_not_judged(tmp_path: Path) -> None:
     assert result["headline"] == ["o against t: 29 requests with a TTFT; not judged under 30."]
 
 
-def test_a_quantile_past_the_end_is_a_bound(tmp_path: Path) -> None:
+def test_quantile_beyond_the_curve_is_a_bound(tmp_path: Path) -> None:
     gone = [
         Record(request_id=RequestId(f"g{n}"), arrival_ms=0.0, e2e_ms=50.0, status="client_abort") for n in range(20)
     ]
@@ -106,7 +106,7 @@ def test_a_quantile_past_the_end_is_a_bound(tmp_path: Path) -> None:
     assert (ttft["p90"]["value_ms"], ttft["p90"]["beyond_ms"]) == (None, 50.0)
 
 
-def test_truths_contrasts_and_repeats(tmp_path: Path, make_trace: MakeTrace) -> None:
+def test_references_contrasts_and_repeats(tmp_path: Path, make_trace: MakeTrace) -> None:
     result = compared(
         f"captured={make_trace('a')}",
         f"again={make_trace('again', slower=1.02)}",
@@ -125,7 +125,7 @@ def test_truths_contrasts_and_repeats(tmp_path: Path, make_trace: MakeTrace) -> 
     assert result["pairs"]["replayed"]["cohorts"]["all"]["ttft"]["p50"]["repeat_error"] == pytest.approx(0.0, abs=0.02)
 
 
-def test_equivalence_asks_for_an_interval_inside_a_margin(
+def test_equivalence_needs_an_interval_inside_a_margin(
     make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def judged(again: float, third: float, replayed: float) -> int:
@@ -180,7 +180,7 @@ def spaced(
         (1.25, {}, 1, "is 25.0 % higher at the median (no interval: too few independent sessions)"),
     ],
 )
-def test_the_verdict_is_a_sentence_with_its_interval(
+def test_verdict_has_its_interval(
     tmp_path: Path, times: float, meta: dict[str, Any], apart_ms: float, said: str
 ) -> None:
     traces = [
@@ -209,7 +209,7 @@ def test_sessions_are_counted_and_so_are_the_units_of_the_intervals(tmp_path: Pa
     assert comparison_cards(found.result)[1] == Card("Error of TTFT p50, all requests", "0.0 %", "o 37.5 ms, t 37.5 ms")
 
 
-def test_the_verdict_is_held_to_the_repeats_own_difference(tmp_path: Path) -> None:
+def test_verdict_uses_the_difference_between_repeats(tmp_path: Path) -> None:
     traces = [spaced("t", tmp_path, 1.0), spaced("again", tmp_path, 1.04), spaced("p", tmp_path, 1.03, source="sim")]
     sentences = {sentence.partition(" ")[0]: sentence for sentence in compared(*traces)["headline"]}
     assert sentences["p"] == (
@@ -234,7 +234,7 @@ def test_the_verdict_is_held_to_the_repeats_own_difference(tmp_path: Path) -> No
         ({}, {"free_rule": "append_all"}, "contrast"),
     ],
 )
-def test_other_settings_of_the_engine_are_an_effect(
+def test_engine_settings_are_an_effect(
     tmp_path: Path, engine: dict[str, Any], settings: dict[str, Any], kind: str
 ) -> None:
     known: dict[str, Any] = {"block_size": 32, "num_gpu_blocks": 4_096, "max_num_seqs": 32}
@@ -247,7 +247,7 @@ def test_other_settings_of_the_engine_are_an_effect(
     assert compared(f"a={traces[0]}", f"b={traces[1]}")["pairs"]["b"]["kind"] == kind
 
 
-def test_never_both_fit_and_gate(make_trace: MakeTrace) -> None:
+def test_fitted_trace_is_no_gate(make_trace: MakeTrace) -> None:
     captured = make_trace("a")
     predicted = make_trace("p", source="sim", fit_digests=[trace_digest(captured)])
     with pytest.raises(InputError, match="was fitted on captured"):
@@ -282,7 +282,7 @@ def test_bad_input_is_one_line(argv: list[str], said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_gates_decide_the_exit_code(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gates_determine_the_exit_code(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
     traces = [f"captured={make_trace('a')}", f"predicted={make_trace('b', slower=1.08)}", "--bootstrap", "0"]
     assert main(["compare", *traces, "--gate", "predicted.turns2+.ttft.p50.error<=10%"]) == 0
     assert main(["compare", *traces, "--gate", "predicted.turns2+.ttft.p50.error<=0.05"]) == 1
@@ -291,9 +291,7 @@ def test_gates_decide_the_exit_code(make_trace: MakeTrace, capsys: pytest.Captur
     assert "not judged" in capsys.readouterr().out
 
 
-def test_an_error_within_more_noise_than_the_limit_is_too_uncertain(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_with_large_noise_is_too_uncertain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same TTFTs in the opposite order: the medians are equal, and resampled requests move them apart."""
     traces = [spaced("t", tmp_path, 1.0), spaced("o", tmp_path, 1.0, falling=True), spaced("far", tmp_path, 3.0)]
 
@@ -309,9 +307,7 @@ def test_an_error_within_more_noise_than_the_limit_is_too_uncertain(
     assert judged("o.ttft.p50.error<=5%", "o.ttft.p50<=1ms") == 1
 
 
-def test_json_to_stdout_is_json_alone_and_the_same_every_time(
-    make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_output_is_reproducible(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["compare", "--json", f"a={make_trace('a')}", f"b={make_trace('b', seed=4)}", "--bootstrap", "60"]
     assert main(argv) == 0
     first = capsys.readouterr()

@@ -38,7 +38,7 @@ def run_of(path: Path, ttfts_ms: list[float], cached: int = 0, prompt: int = 100
     return load_run("captured", path)
 
 
-def test_the_middle_and_the_band_are_the_members_order_statistics() -> None:
+def test_median_and_band_are_order_statistics() -> None:
     # p50 of two waits is the first: 10, 12 and 14; p90 the second: 20, 30 and 40.
     cell = measure_ensemble([waits_of(10, 20), waits_of(12, 30), waits_of(14, 40)], np.arange(2), None)
     told = describe(cell)
@@ -52,7 +52,7 @@ def test_the_middle_and_the_band_are_the_members_order_statistics() -> None:
     assert cell.curve.high.tolist()[-2:] == [0.5, 0.0]
 
 
-def test_a_quantile_past_most_members_ends_is_a_bound() -> None:
+def test_quantile_beyond_most_members_is_a_bound() -> None:
     # Two of three members lose a request before its token: their p90 is beyond what they saw, and so is the middle's.
     members = [waits_of(10, 20), waits_of(12, given_up=(30,)), waits_of(14, given_up=(40,))]
     told = describe(measure_ensemble(members, np.arange(2), None))
@@ -60,7 +60,7 @@ def test_a_quantile_past_most_members_ends_is_a_bound() -> None:
     assert (told.n, told.events, told.censored) == (2, 1, 1)
 
 
-def test_the_middle_of_a_request_is_one_by_one(tmp_path: Path) -> None:
+def test_median_member_of_each_request(tmp_path: Path) -> None:
     runs = [
         run_of(tmp_path / f"{n}.jsonl", ttfts, 16 * n)
         for n, ttfts in enumerate([[9.0, 40.0], [7.0, 50.0], [8.0, 30.0]])
@@ -73,7 +73,7 @@ def test_the_middle_of_a_request_is_one_by_one(tmp_path: Path) -> None:
     assert middle_run([lost, runs[2]]).ttft_ms.tolist() == [8.0, 30.0]
 
 
-def test_a_draw_takes_the_next_member_and_the_truths_sessions() -> None:
+def test_bootstrap_samples_members_and_sessions() -> None:
     truth = waits_of(*[100.0] * 30)
     members = [waits_of(*[ms] * 30) for ms in (90.0, 100.0, 130.0)]
     weights = draw_weights(30, 60, seed=0)
@@ -109,7 +109,7 @@ FAST, MIXED = (2.0,) * 100, (2.0,) * 95
         (waits_of(*FAST), waits_of(*MIXED, failed=(5.0,) * 5), ("one", False), "off, p99 on one side"),
     ],
 )
-def test_a_quantile_that_one_side_alone_reaches_counts(
+def test_quantile_that_only_one_side_reaches_counts(
     captured: LatencySample, member: LatencySample, p99: tuple[str, bool | None], said: str
 ) -> None:
     rows = np.arange(100)
@@ -145,7 +145,7 @@ def test_the_verdict_is_the_worst_outside_the_band(
     assert verdict({level: None if one is None else error_of(*one) for level, one in errors.items()}) == said
 
 
-def test_the_capture_is_held_to_what_members_do_among_themselves() -> None:
+def test_p_value_compares_capture_and_members() -> None:
     """Members and captures whose times share one speed, 10 % apart: one that is 15 % off is told in most cases."""
     rng = np.random.default_rng(3)
     shape, rows = rng.lognormal(4.0, 0.5, 60), np.arange(60)
@@ -174,7 +174,7 @@ def test_the_capture_is_held_to_what_members_do_among_themselves() -> None:
     assert found_for(np.where(np.isinf(timed_out), 1e9, timed_out), np.ones(39)).p_value == pytest.approx(1 / 40)
 
 
-def test_coverage_counts_quantiles_of_judged_cohorts() -> None:
+def test_coverage_counts_quantiles_of_evaluated_cohorts() -> None:
     def cohort(n: int, *inside: bool | None, judged: bool = True) -> PairCohort:
         errors = [None if one is None else QuantileError(error=0, signed_error=0, inside_band=one) for one in inside]
         ttft = DurationError(n_truth=n, n_other=n, judged=judged, p50=errors[0], p90=errors[1], p99=errors[2])

@@ -26,7 +26,7 @@ def test_three_captures_give_the_error_an_interval_and_a_margin() -> None:
     assert mean_of_captures(100.0, found) == pytest.approx((100 * 110 * 90) ** (1 / 3))
 
 
-def test_captures_that_differ_more_excuse_nothing() -> None:
+def test_larger_aa_difference_excuses_no_error() -> None:
     near = with_repeats(error_of(0.04), [error_of(0.01), error_of(-0.01)], is_trace=False)
     apart = with_repeats(error_of(0.04), [error_of(0.20), error_of(-0.15)], is_trace=False)
     assert near.equivalence == pytest.approx(0.0578, abs=1e-3)
@@ -37,7 +37,7 @@ def test_captures_that_differ_more_excuse_nothing() -> None:
     assert two.equivalence == pytest.approx(0.0357, abs=1e-4)
 
 
-def test_without_repeats_the_interval_is_the_sessions() -> None:
+def test_without_repeats_the_interval_is_over_sessions() -> None:
     found = with_repeats(error_of(0.02, low=-0.08, high=0.05), [], is_trace=False)
     assert (found.equivalence, found.repeat_error, found.captures) == (0.08, None, 1)
     assert with_repeats(error_of(0.02), [], is_trace=False).equivalence is None
@@ -47,12 +47,12 @@ def test_without_repeats_the_interval_is_the_sessions() -> None:
     assert with_repeats(error_of(None), [error_of(0.1)], is_trace=False).equivalence is None
 
 
-def test_the_mean_of_captures_is_nearer_to_the_model_than_one_is() -> None:
+def test_mean_of_captures_shrinks_members() -> None:
     assert shrinkage(1, 5) == 1.0
     assert shrinkage(3, 5) == pytest.approx(2 / 3)  # √((1/3 + 1/5) / (1 + 1/5))
     assert shrinkage(3, 0) == shrinkage(3, 1) == pytest.approx((2 / 3) ** 0.5)
 
 
-def test_equivalence_is_asked_in_the_one_grammar() -> None:
+def test_equivalence_gate_syntax() -> None:
     gate = parse_gate("predicted.turns2+.ttft.p50.equivalence<=10%", ["captured", "predicted"], ["predicted"])
     assert (gate.threshold.key, gate.threshold.limit, gate.labels) == ("equivalence", 0.10, ("predicted",))

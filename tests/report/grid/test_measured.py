@@ -56,7 +56,7 @@ def test_points_have_the_metrics_of_their_runs(make_sweep: MakeSweep) -> None:
     )
 
 
-def test_a_point_that_another_dominates_is_not_in_the_pareto_set(make_sweep: MakeSweep) -> None:
+def test_dominated_point_is_not_in_the_pareto_set(make_sweep: MakeSweep) -> None:
     slow, fast = {8: [Pace(ttft_ms=50.0)], 32: [Pace(ttft_ms=2000.0, gap_ms=200.0)]}, {8: [Pace(gap_ms=10.0)]}
     points = sweep_of(make_sweep({"A": slow, "B": fast}))["points"]
     assert [point["marks"] for point in points] == [["pareto"], [], ["pareto"]]
@@ -67,7 +67,7 @@ COORDINATES = st.integers(0, 6).map(float) | st.floats(-1e6, 1e6)
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(COORDINATES, COORDINATES), max_size=12))
-def test_the_set_is_that_of_the_definition(points: list[XY]) -> None:
+def test_pareto_set_equals_its_definition(points: list[XY]) -> None:
     """No other point is at least as large in both coordinates and larger in one."""
     assert pareto_set(points) == [
         not any(x >= one[0] and y >= one[1] and (x > one[0] or y > one[1]) for x, y in points) for one in points
@@ -118,16 +118,14 @@ def test_sentences_name_throughput_latency_and_the_largest_load(
     )
 
 
-def test_a_label_without_a_load_within_its_slos_is_exit_code_1(
-    make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_label_without_a_passing_load_is_exit_code_1(make_sweep: MakeSweep, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_sweep({"A": A, "B": B})
     lines = printed(capsys, [folder, "--slo", "A.tpot.p90<=15ms"], 1)
     assert "A.tpot.p90<=15ms: met with A at no load" in lines
     printed(capsys, [folder, "--slo", "B.tpot.p90<=15ms", "--slo", "tpot.p90<=30ms"])
 
 
-def test_runs_of_several_engines_are_noted_and_workloads_are_apart(make_sweep: MakeSweep) -> None:
+def test_several_engines_and_workloads_are_separate(make_sweep: MakeSweep) -> None:
     other = Pace(meta={"engine": Engine(name="vllm", version="0.33.0")})
     found = sweep_of(make_sweep({"A": {8: [Pace(), other]}}))
     assert found["notes"] == ["A: runs of several engines, vllm 0.32.0 and vllm 0.33.0: a label is one configuration"]

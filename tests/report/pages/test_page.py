@@ -97,14 +97,14 @@ def test_every_log_axis_holds_its_data_between_labelled_ticks(low: float, factor
         assert all(scale["wide"][ticks.index(tick)] for tick in decades)
 
 
-def test_the_page_explains_its_columns_in_text(make_trace: MakeTrace) -> None:
+def test_page_explains_its_columns(make_trace: MakeTrace) -> None:
     page = rendered(compared({"a": make_trace("a"), "b": make_trace("b", seed=1)}))
     assert set(page_figures(page)) >= {"survival-all", "gaps"}
     assert "<abbr" not in page
     assert "area between the curves, in ms and on ln TTFT" in page
 
 
-def test_the_page_links_to_nothing_and_escapes_labels(make_trace: MakeTrace) -> None:
+def test_page_has_no_links_and_escapes_labels(make_trace: MakeTrace) -> None:
     page = rendered(compared({"a</script><b>": make_trace("a"), "b": make_trace("b", seed=1)}))
     links = Links()
     links.feed(page)
@@ -113,7 +113,7 @@ def test_the_page_links_to_nothing_and_escapes_labels(make_trace: MakeTrace) -> 
     assert "default-src 'none'" in page
 
 
-def test_the_bundle_is_the_release_that_contributing_names() -> None:
+def test_plotly_bundle_is_the_documented_release() -> None:
     """``npm pack`` in CONTRIBUTING.md renews it; then this digest follows."""
     bundle = (files("report.pages") / "plotly-basic.min.js").read_bytes()
     assert bundle.startswith(b"/**\n* plotly.js (basic - minified) v4.1.1\n")
@@ -123,7 +123,7 @@ def test_the_bundle_is_the_release_that_contributing_names() -> None:
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
-def test_a_browser_draws_every_figure_and_asks_for_nothing(tmp_path: Path, make_trace: MakeTrace) -> None:
+def test_browser_draws_every_figure_offline(tmp_path: Path, make_trace: MakeTrace) -> None:
     page = tmp_path / "page.html"
     traces = [f"captured={make_trace('a')}", f"predicted={make_trace('b', source='sim', seed=2)}"]
     main(["compare", *traces, "--bootstrap", "20", "--html", str(page)])

@@ -18,7 +18,7 @@ def measured(records: list[Record], **meta: Any) -> Measured:
     return Measured(run, measure_run(run, analysis=analysis), analysis)
 
 
-def test_the_curve_with_its_knee_the_engines_size_and_its_own_rate() -> None:
+def test_curve_has_knee_engine_size_and_reported_rate() -> None:
     records = [
         asked(name, at_ms, blocks, name[0], cached_tokens=cached)
         for name, at_ms, blocks, cached in (("a1", 0.0, [1, 2], 0), ("b1", 10.0, [3], 0), ("a2", 20.0, [1, 2], 16))
@@ -53,7 +53,7 @@ def test_the_curve_with_its_knee_the_engines_size_and_its_own_rate() -> None:
         ),
     ],
 )
-def test_what_the_trace_lacks(records: list[Record], size: str) -> None:
+def test_missing_fields_are_listed(records: list[Record], size: str) -> None:
     found = measured(records, block_size=16)
     panel = size_panel(found)
     assert (panel.missing, panel.figure) == (size, None)

@@ -74,7 +74,7 @@ def lacking(number: int, kind: Kind) -> Record:
     st.frozensets(st.sampled_from(sorted(META))),
 )
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_trace_without_any_of_its_fields_is_shown(
+def test_trace_without_optional_fields(
     tmp_path: Path, each: list[Kind], kind_of: list[int], unknown: frozenset[str]
 ) -> None:
     path, page = tmp_path / "run.jsonl", tmp_path / "page.html"
@@ -104,7 +104,7 @@ def partly_known(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_number_of_some_requests_says_of_how_many(
+def test_partial_counts_have_their_denominator(
     partly_known: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["show", str(partly_known), "--html", str(tmp_path / "page.html")])
@@ -125,7 +125,7 @@ def test_a_number_of_some_requests_says_of_how_many(
 
 
 @pytest.mark.parametrize("command", [["curve"], ["misses"], ["pool"], ["pool", "--engine", "sglang"]])
-def test_hits_of_some_requests_say_of_how_many(
+def test_partial_hits_have_their_denominator(
     partly_known: Path, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     sim_main([*command, str(partly_known)])

@@ -71,7 +71,7 @@ def test_the_page_of_a_trace(make_trace: MakeTrace, tmp_path: Path, capsys: pyte
     )
 
 
-def test_a_single_request_without_anything() -> None:
+def test_single_request_without_optional_fields() -> None:
     page = rendered(measured([request("alone", 5.0)]))
     assert page_figures(page) == {}
     assert "<h1>The trace has no data on the prefix cache.</h1>" in page
@@ -106,7 +106,7 @@ def many(sessions: int, turns: int) -> list[Record]:
     return found
 
 
-def test_a_long_trace_is_thinned_evenly_and_says_so() -> None:
+def test_long_trace_is_thinned_evenly() -> None:
     long = measured(many(1_000, 11))
     panel = session_panel(long)
     assert panel.figure is not None
@@ -129,7 +129,7 @@ def test_the_page_of_a_long_trace_is_small() -> None:
     assert parts.count("band") == 6
 
 
-def test_short_sessions_of_a_long_run_begin_at_their_own_begin() -> None:
+def test_short_sessions_start_at_their_times() -> None:
     short, whole = session_panel(measured(many(200, 2))), session_panel(measured(many(6, 50)))
     assert short.figure is not None
     assert whole.figure is not None
@@ -145,6 +145,6 @@ def test_a_notebook_has_the_same_figures() -> None:
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
-def test_a_browser_draws_every_figure_and_asks_for_nothing(tmp_path: Path) -> None:
+def test_browser_draws_every_figure_offline(tmp_path: Path) -> None:
     main(["show", str(CAPTURE), "--html", str(tmp_path / "page.html")])
     assert figures_drawn(tmp_path / "page.html") == FIGURES | {"cache-size"}
