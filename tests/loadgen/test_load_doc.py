@@ -24,7 +24,7 @@ def test_all_patterns_and_datasets_have_a_row() -> None:
     assert len(COMMANDS) > 15
 
 
-def test_the_sweep_is_a_plan_of_eight_runs() -> None:
+def test_documented_sweep_has_eight_runs() -> None:
     shown = re.findall(r"^loadgen sweep (.*?[^\\])$", PAGE, re.MULTILINE | re.DOTALL)
     (plan,) = [parse_sweep(shlex.split(each.replace("\\\n", " "))) for each in shown]
     assert [run.name for run in plan.runs] == [

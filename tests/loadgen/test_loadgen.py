@@ -35,7 +35,7 @@ def turns_of(records: Sequence[Record], session: str | None) -> list[Record]:
     return sorted((record for record in records if record.session_id == session), key=lambda record: record.turn or 0)
 
 
-def test_sessions_go_on_from_the_real_answers(engine: Any, tmp_path: Path) -> None:
+def test_sessions_continue_from_real_outputs(engine: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl.zst"
     assert load(engine, trace, SESSIONS) == 0
     meta, records = load_trace(trace)
@@ -106,7 +106,7 @@ def test_stand_in_tokens_without_token_ids(engine: Any, tmp_path: Path, capsys: 
     assert {record.turn for record in records} == {1, 2, 3}
 
 
-def test_a_url_alone_is_enough(
+def test_url_is_the_only_required_flag(
     engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -149,7 +149,7 @@ def test_missed_slo_sets_the_exit_code_after_the_summary(
     assert "E2E ms" in capsys.readouterr().out
 
 
-def test_requests_that_are_all_refused_leave_no_trace_and_show_the_engines_reason(
+def test_fully_rejected_run_prints_the_engines_reason(
     engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine.context, engine.says = 100, "of 9000 tokens"

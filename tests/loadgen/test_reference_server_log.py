@@ -48,7 +48,7 @@ def test_log_has_each_request_once_with_all_tokens(tmp_path: Path) -> None:
         assert all(gap_ms >= 0 for gap_ms in record.itl_ms)
 
 
-def test_answers_are_hashed_as_they_were_sent(tmp_path: Path) -> None:
+def test_outputs_are_hashed_as_sent(tmp_path: Path) -> None:
     """Token for token, in order: a read lost, repeated or swapped would be another chain."""
     load = ["--parallel", "8", "--number", "30", "--prompt-tokens", "64", "--output-tokens", "33"]
     meta, records, _ = ran(tmp_path, Pace(tokens_per_write=4, prompt_tokens=64), load)

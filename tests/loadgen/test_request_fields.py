@@ -46,7 +46,7 @@ def test_fields_of_a_load_and_of_its_replay(engine: Any, tmp_path: Path) -> None
     }
 
 
-def test_sessions_are_named_in_the_header_that_a_router_reads(engine: Any, tmp_path: Path) -> None:
+def test_session_header(engine: Any, tmp_path: Path) -> None:
     def config(*names: str) -> tuple[str, str]:
         setting = f"session-header = {json.dumps(names)}\n"
         (tmp_path / "c.toml").write_text(f"[loadgen]\n{setting}[replay]\n{setting}")

@@ -135,7 +135,7 @@ def test_bad_flags_are_one_line_before_any_request(flags: str, error: str) -> No
     assert str(raised.value).startswith(error)
 
 
-def test_a_and_b_get_the_same_load_each_on_an_empty_cache(
+def test_variants_get_equal_loads_with_empty_caches(
     start_sim_server: StartSimServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "ab"

@@ -40,7 +40,7 @@ def notes_of(trace: Path) -> list[str]:
     return notes
 
 
-def test_the_limit_is_5_ms_or_a_hundredth_of_the_ttft() -> None:
+def test_lag_limit_is_5_ms_or_1_percent_of_ttft() -> None:
     assert late_limit_ms(None) == late_limit_ms(499.0) == 5.0
     assert late_limit_ms(2000.0) == 20.0
 
@@ -56,5 +56,5 @@ def test_a_late_run_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["tap", "sim"])
-def test_who_plans_nothing_is_not_late(tmp_path: Path, source: Source) -> None:
+def test_trace_without_plan_has_no_lag(tmp_path: Path, source: Source) -> None:
     assert client_of(trace_of(tmp_path / "t.jsonl", [90.0] * 50, source=source)).lag_ms is None

@@ -16,7 +16,7 @@ def test_counts_and_rates() -> None:
     assert number_format.compact(999.6) == "1.00k"
 
 
-def test_shares_never_say_all_of_what_is_not_all() -> None:
+def test_shares_never_round_to_100_percent() -> None:
     assert number_format.share_of(1, 3) == "33.3 %"
     assert number_format.share_of(5, 5) == "100 %"
     assert number_format.share_of(99_999, 100_000) == "99.9 %"

@@ -19,12 +19,12 @@ def test_sessions_that_overlap_in_the_queue_are_a_unit() -> None:
     assert busy_units(np.empty(0), np.empty(0), np.empty(0, dtype=np.int64)).tolist() == []
 
 
-def test_effective_units_are_as_many_equal_ones() -> None:
+def test_effective_units() -> None:
     assert effective_units(np.repeat(np.arange(5), 4)) == 5.0
     assert effective_units(np.array([0] * 9 + [1])) == pytest.approx(100 / 82)
 
 
-def test_intervals_know_the_queue() -> None:
+def test_intervals_cover_a_queue() -> None:
     """Sessions taken as independent held the median in 40 of 100 runs at half load, and p99 in one of ten."""
     held, random = [], np.random.default_rng(1)
     truth_ms = np.quantile(np.concatenate([mm1(random, 0.5, 200)[1] for _ in range(1_000)]), [0.5, 0.9])
@@ -40,7 +40,7 @@ def test_saturation_has_no_interval() -> None:
     assert (output.p50.low_ms, output.p50.high_ms) == (None, None)
 
 
-def test_an_interval_is_open_above_where_the_sample_ends() -> None:
+def test_interval_is_open_above_at_the_samples_end() -> None:
     """A hundred independent waits have one above their p99 and ten above their p90."""
     wait_ms = np.random.default_rng(3).lognormal(4.0, 0.5, 100)
     output = describe(measure(sample(wait_ms), np.arange(100), draw_weights(100, 100, 0)))

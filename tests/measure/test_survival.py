@@ -37,7 +37,7 @@ def test_kaplan_meier_by_hand() -> None:
     assert waits.observed_until_ms == 40.0
 
 
-def test_a_failed_request_never_gets_its_token() -> None:
+def test_failed_request_has_no_first_token() -> None:
     # Censoring it instead would put its share on the later tokens and end at 0; as a competing end it stays at 1/4.
     waits = waits_of((10, EVENT), (20, FAILED), (30, EVENT), (40, EVENT))
     assert 1.0 - incidence(waits) == pytest.approx([0.75, 0.75, 0.5, 0.25])
@@ -63,7 +63,7 @@ SAMPLES = st.lists(st.tuples(st.integers(1, 12), st.sampled_from([EVENT, CENSORE
 
 @settings(max_examples=80, deadline=None)
 @given(SAMPLES)
-def test_without_failures_it_is_scipys_ecdf(pairs: list[tuple[int, int]]) -> None:
+def test_without_failures_equals_scipys_ecdf(pairs: list[tuple[int, int]]) -> None:
     from scipy import stats
 
     waits = waits_of(*pairs)
@@ -113,7 +113,7 @@ def test_distances_by_hand() -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.lists(st.integers(1, 50), min_size=1, max_size=30))
-def test_uncensored_w1_is_scipys(first: list[int], second: list[int]) -> None:
+def test_uncensored_w1_equals_scipy(first: list[int], second: list[int]) -> None:
     from scipy import stats
 
     result = distance(waits_of(*((t, EVENT) for t in first)), waits_of(*((t, EVENT) for t in second)))

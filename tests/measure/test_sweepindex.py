@@ -38,7 +38,7 @@ def test_an_index_has_a_line_for_each_run_and_reads_back(tmp_path: Path) -> None
     assert read_sweep(tmp_path) == [DONE, cut]
 
 
-def test_a_write_that_is_cut_leaves_the_index_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_write_keeps_the_old_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_sweep(tmp_path, [DONE])
 
     def killed(*_: object) -> None:

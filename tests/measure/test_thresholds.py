@@ -27,7 +27,7 @@ def parsed(text: str) -> Threshold:
         ("cached.bias>=-1%", (None, None, "cached", None, "bias", ">=", -0.01, "share")),
     ],
 )
-def test_a_threshold_names_a_value_and_its_limit(text: str, expected: tuple[object, ...]) -> None:
+def test_threshold_has_value_and_limit(text: str, expected: tuple[object, ...]) -> None:
     result = parsed(text)
     assert result.text == text.strip()
     assert (
@@ -52,7 +52,7 @@ def test_a_threshold_names_a_value_and_its_limit(text: str, expected: tuple[obje
         ("ttft.p0<=1s", "'p0'; expected pNN, a key, or pNN.key"),
     ],
 )
-def test_another_text_is_refused_with_what_is_wrong(text: str, message: str) -> None:
+def test_invalid_threshold_error(text: str, message: str) -> None:
     with pytest.raises(InputError, match="--gate") as raised:
         parsed(text)
     assert message in str(raised.value)
@@ -67,5 +67,5 @@ def test_another_text_is_refused_with_what_is_wrong(text: str, message: str) -> 
         ("ttft.p50>5ms", 5.0, False),
     ],
 )
-def test_a_threshold_holds_or_not(text: str, value: float, holds: bool) -> None:
+def test_threshold_passes_or_fails(text: str, value: float, holds: bool) -> None:
     assert parsed(text).holds(value) is holds

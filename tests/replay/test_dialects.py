@@ -74,7 +74,7 @@ def test_session_replay_hits_as_captured_with_token_ids(
     assert [record.output_block_hashes for record in played.records] == [[3, 4], [6], []]
 
 
-def test_the_plain_api_makes_no_promises(
+def test_openai_dialect_has_no_guarantees(
     start: Callable[[str], Any], session: Path, traces: ModuleType, runner: ModuleType
 ) -> None:
     engine = start("openai")
@@ -124,7 +124,7 @@ ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", WITH_IDS)
-def test_adapters_are_named_as_each_engine_knows_them(
+def test_adapters_by_dialect(
     name: DialectName, start: Callable[[str], Any], traces: ModuleType, runner: ModuleType, tmp_path: Path
 ) -> None:
     engine = start(name)
@@ -160,7 +160,7 @@ def test_adapters_are_named_as_each_engine_knows_them(
         ),
     ],
 )
-def test_a_reset_that_did_not_work_is_an_error(
+def test_failed_reset_is_an_error(
     name: DialectName, set_up: dict[str, bool], message: str, start: Callable[[str], Any]
 ) -> None:
     engine = start(name)

@@ -76,7 +76,7 @@ def sha256(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["name"]))
-def test_tokens_and_bytes_are_those_of_the_golden_file(case: dict[str, Any]) -> None:
+def test_expansion_equals_the_golden_file(case: dict[str, Any]) -> None:
     tokens = expanded(case)
     assert tokens[: len(case["first_tokens"])].tolist() == case["first_tokens"]
     assert sha256(tokens.astype("<u4").tobytes()) == case["tokens_sha256"]

@@ -42,16 +42,14 @@ def family(tmp_path: Path, traces: ModuleType) -> Path:
     )
 
 
-def test_the_open_loop_keeps_every_time(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+def test_open_loop_preserves_times(family: Path, traces: ModuleType, runner: ModuleType) -> None:
     played = runner.play(traces.opened(family).plan(), lambda request: runner.Outcome(took_ms=500.0))
     assert played.started_ms == {"root": 0.0, "alone": 10.0, "left": 15.0, "right": 25.0, "last": 80.0}
     played = runner.play(traces.opened(family, speedup=2.0).plan())
     assert played.started_ms == {"root": 0.0, "alone": 5.0, "left": 7.5, "right": 12.5, "last": 40.0}
 
 
-def test_sessions_keep_their_pauses_and_branches_their_shape(
-    family: Path, traces: ModuleType, runner: ModuleType
-) -> None:
+def test_sessions_preserve_think_times_and_branches(family: Path, traces: ModuleType, runner: ModuleType) -> None:
     plan = traces.opened(family, replay_sessions=True).plan()
     played = runner.play(plan, lambda request: runner.Outcome(took_ms=100.0))
     # Both branches leave the root's end at their own pauses of 10 and 20 ms, the last one 5 ms after the right one's.
@@ -67,7 +65,7 @@ def test_closed_loop_keeps_order_and_width(family: Path, traces: ModuleType, run
     assert played.most_in_flight == 2
 
 
-def test_a_window_is_of_the_traces_clock(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+def test_time_window_uses_the_traces_clock(family: Path, traces: ModuleType, runner: ModuleType) -> None:
     job = traces.opened(family, start_s=0.015, end_s=0.080, replay_sessions=True)
     played = runner.play(job.plan())
     # Their parent is not sent, so both are roots, at their recorded distance.

@@ -101,7 +101,7 @@ def test_warm_replay_hits_as_captured(captured: Path, other_engine: Any, tmp_pat
     assert meta.workload.nonce
 
 
-def test_cold_prompts_hit_nothing_twice_in_a_row(captured: Path, other_engine: Any, tmp_path: Path) -> None:
+def test_cold_prompts_never_hit(captured: Path, other_engine: Any, tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert replay(other_engine, captured, tmp_path / name, "--replay-sessions", "--cold-prompts") == 0
         assert set(cached(tmp_path / name).values()) == {0}
@@ -112,7 +112,7 @@ def test_cold_prompts_hit_nothing_twice_in_a_row(captured: Path, other_engine: A
     assert workload.cold_prompts
 
 
-def test_failures_of_the_capture_are_sent_as_far_as_they_went(other_engine: Any, tmp_path: Path) -> None:
+def test_captured_failures_are_sent_partially(other_engine: Any, tmp_path: Path) -> None:
     records = [
         request("refused", status="error", http_status=429, error="http_429", output_tokens=None),
         request("unreached", status="error", error="connect_refused", output_tokens=None),
@@ -154,7 +154,7 @@ def test_branches_follow_the_parent_and_overlapping_children_the_grandparent(oth
         assert after[RequestId(name)].scheduled_ms == pytest.approx(root_end_ms + think_ms, abs=0.01)
 
 
-def test_a_trace_and_a_url_are_enough(
+def test_trace_and_url_are_the_only_required_arguments(
     captured: Path,
     other_engine: Any,
     tmp_path: Path,

@@ -176,7 +176,7 @@ def loads(draw: st.DrawFn) -> list[Asked]:
 
 @given(loads(), st.sampled_from([BLOCK, 2 * BLOCK]))
 @example([Asked(None, 1, 3, 7, False), Asked(0, 0, 2, 5, False), Asked(0, 0, 5, 1, False)], BLOCK)
-def test_the_replays_hits_are_the_captures(asked: list[Asked], engine_block: int) -> None:
+def test_replay_hits_equal_the_captures(asked: list[Asked], engine_block: int) -> None:
     load = capture(asked, engine_block)
     requests = [captured(load, index) for index in range(len(asked))]
     hits, records = replay_hits(load, replay_of(requests))
@@ -190,7 +190,7 @@ def test_the_replays_hits_are_the_captures(asked: list[Asked], engine_block: int
 
 @given(loads(), st.sampled_from([1, 2, BLOCK]))
 @example([Asked(None, 0, 3, 7, True), Asked(None, 0, 3, 7, False), Asked(0, 0, 2, 5, False)], 1)
-def test_the_hits_of_a_cache_of_fewer_tokens_are_the_captures(asked: list[Asked], engine_block: int) -> None:
+def test_hits_with_smaller_blocks_equal_the_captures(asked: list[Asked], engine_block: int) -> None:
     load, finder = capture(asked, engine_block), BranchFinder(BLOCK)
     order = sorted(range(len(asked)), key=lambda index: asked[index].end_ms(index))  # as a tap writes
     records = {index: recorded(load, index, finder) for index in order}
@@ -222,7 +222,7 @@ def prompt_of(substitution: OutputSubstitution, hashes: Sequence[BlockHash], tai
     return [*blocks, *EXPANSION.tail(tail, RequestId(name)).tolist()]
 
 
-def test_a_block_of_prompt_and_answer_is_both() -> None:
+def test_block_with_prompt_and_output_tokens() -> None:
     substitution = OutputSubstitution(EXPANSION, {B: 0})
     prompt = prompt_of(substitution, [A], 3, "first")
     # 7 prompt tokens and 4 generated: block 1 holds the prompt's last 3 and the answer's first; block 2 would need the

@@ -94,7 +94,7 @@ def shared(first: list[int], second: list[int]) -> int:
     private=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     tails=st.tuples(st.integers(0, 7), st.integers(0, 7)),
 )
-def test_blocks_are_shared_as_they_were(common: int, private: tuple[int, int], tails: tuple[int, int]) -> None:
+def test_shared_blocks_stay_shared(common: int, private: tuple[int, int], tails: tuple[int, int]) -> None:
     """k blocks shared in the capture are k blocks shared here, whatever the template takes of the first and last."""
     maker = text_replay()
     prompts = []

@@ -184,7 +184,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("name", read_cases())
-def test_an_output_is_as_it_was(name: str) -> None:
+def test_output_equals_the_golden_digest(name: str) -> None:
     assert digest_of(read_cases()[name]) == json.loads(GOLDEN.read_text())[name]
 
 

@@ -3,7 +3,7 @@
 from tests.warmstart import run_warm
 
 
-def test_the_benchmark_measures_a_tap_that_records_everything() -> None:
+def test_benchmark_records_everything() -> None:
     done = run_warm("scripts.bench_tap", "--quick")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()]
     headings, figures = rows[0], {row[0]: row for row in rows[2:]}

@@ -112,13 +112,13 @@ def test_recorded_endpoints(target: bytes, endpoint: str | None) -> None:
     encoded=st.sets(st.integers(0, 30)),
     upper=st.booleans(),
 )
-def test_every_encoding_of_a_path_is_the_same_endpoint(target: bytes, encoded: set[int], upper: bool) -> None:
+def test_encoded_paths_are_the_same_endpoint(target: bytes, encoded: set[int], upper: bool) -> None:
     form = b"%%%02X" if upper else b"%%%02x"
     second = b"".join(form % byte if at in encoded and at else bytes([byte]) for at, byte in enumerate(target))
     assert recorded_endpoint(second) == recorded_endpoint(target)
 
 
-def test_a_streamed_response_is_recorded_like_the_chat_that_it_is() -> None:
+def test_responses_api_is_recorded_as_a_chat() -> None:
     body = {
         "model": "m", "stream": True, "max_output_tokens": 64, "instructions": "be", "user": "u",
         "input": [{"role": "user", "content": "hey"}], "tools": [{"type": "function", "name": "sail"}],
@@ -175,7 +175,7 @@ def test_llamacpp_native_completion(endpoint: str, prompt: str | list[int], sour
     assert (record.block_hashes, record.hash_source) == (chain(ids), source)
 
 
-def test_a_response_without_its_end_is_incomplete() -> None:
+def test_truncated_responses_api_is_incomplete() -> None:
     answer = [{"type": "response.output_text.delta", "delta": "yo"}]
     record = built("/v1/responses", {"input": "x", "stream": True}, answer).record
     assert (record.status, record.error, record.output_tokens) == ("error", "response_incomplete", 1)
@@ -234,7 +234,7 @@ def test_streamed_message_with_tools_and_cached_prompt() -> None:
     assert (actual.prompt_count_matches, record.session_id) == (True, keyed_id(KEY, "session", "s"))
 
 
-def test_an_embeddings_prompt_is_hashed_as_a_completions_is_and_a_batch_is_not() -> None:
+def test_embeddings_prompt_is_hashed() -> None:
     answer = {"object": "list", "data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 5, "total_tokens": 5}}
     for sent in ("seas", ["seas"]):
         record = built("/v1/embeddings", {"model": "m", "input": sent}, answer).record
@@ -306,7 +306,7 @@ def packed(coding: str, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
-def test_bodies_in_a_content_coding_are_read_both_ways(coding: str) -> None:
+def test_compressed_bodies_are_decoded(coding: str) -> None:
     body = packed(coding, json.dumps({"model": "m", "prompt": [1, 2, 3, 4]}).encode())
     answer = packed(coding, json.dumps(usage_of({"cached_tokens": 0})).encode())
     record = built(
@@ -316,7 +316,7 @@ def test_bodies_in_a_content_coding_are_read_both_ways(coding: str) -> None:
     assert (record.block_hashes, record.prompt_tokens, record.cached_tokens) == (chain([1, 2, 3, 4]), 4, 0)
 
 
-def test_a_cut_stream_without_usage_has_no_count_of_output_tokens() -> None:
+def test_truncated_stream_has_no_output_tokens() -> None:
     """The copy has the stream's beginning and its end: the tokens between are not counted, and unknown is not 0."""
     body, event = {"model": "m", "prompt": [1, 2, 3, 4], "stream": True}, {"choices": [{"index": 0, "text": "x"}]}
     end = [(98_000_000, b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(event).encode())]
@@ -353,7 +353,7 @@ JSON = st.recursive(
 
 
 @given(endpoint=st.sampled_from(sorted(ENDPOINTS)), body=JSON, answer=JSON | st.lists(JSON) | st.binary())
-def test_whatever_is_sent_has_a_record_that_can_be_written(endpoint: str, body: Any, answer: Any) -> None:
+def test_every_request_has_a_valid_record(endpoint: str, body: Any, answer: Any) -> None:
     for recorder in (maker(LetterTokenizer()), maker()):
         record = recorder.build(exchange(endpoint, body, answer)).record
         assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(record)), Record) == record

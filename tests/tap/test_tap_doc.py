@@ -33,7 +33,7 @@ def test_every_metric_is_exposed() -> None:
     assert named <= exposed
 
 
-def test_every_reason_for_a_lost_record_is_explained_and_real() -> None:
+def test_loss_reasons_are_documented() -> None:
     """Workers' and the account's reasons are all there; of the recorder's, whose tails name an exception, the heads."""
     source = "".join(map(inspect.getsource, (account, recorder, recording, sharedmemory)))
     explained = set(re.findall(r"`(queue_full|\w+_died|recorder_\w+|trace_\w+|request_larger\w+)(?::…)?`", PAGE))
@@ -41,7 +41,7 @@ def test_every_reason_for_a_lost_record_is_explained_and_real() -> None:
     assert all(reason in source for reason in explained)
 
 
-def test_the_alerts_are_those_of_the_manual() -> None:
+def test_documented_alerts_equal_the_file() -> None:
     rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yaml").read_text())["groups"][0]["rules"]
     written = {
         f"`{rule['expr']}`" + (f" for {rule['for'][:-1]} {rule['for'][-1]}" if "for" in rule else "") for rule in rules
@@ -49,7 +49,7 @@ def test_the_alerts_are_those_of_the_manual() -> None:
     assert written == set(re.findall(r"^\| [^|]+ \| (`[^|]*kvtape_tap_[^|]*?) \|", PAGE, re.MULTILINE))
 
 
-def test_every_page_manifest_and_unit_that_asks_the_engine_for_tokens_asks_for_all_it_has() -> None:
+def test_documented_taps_use_inject_auto() -> None:
     texts = {
         path: re.sub(r"\\\n\s*|\n\s+- (?=--)", " ", path.read_text())
         for folder in (ROOT, ROOT / "docs", ROOT / "docs" / "recipes", *(ROOT / "deploy").iterdir(), ROOT / "deploy")

@@ -11,7 +11,7 @@ from tap.__main__ import umask_of
 
 
 @pytest.mark.parametrize("file_mode", [0o600, 0o640, 0o644])
-def test_files_have_the_mode_and_folders_can_be_entered(file_mode: int, tmp_path: Path) -> None:
+def test_file_mode_and_folder_permissions(file_mode: int, tmp_path: Path) -> None:
     before = os.umask(umask_of(file_mode))
     try:
         folder = Path(tempfile.mkdtemp(dir=tmp_path))

@@ -144,7 +144,7 @@ class SlowSink:
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
-def test_a_reader_that_stops_stops_the_writer(new_loop: NewLoop) -> None:
+def test_client_back_pressure(new_loop: NewLoop) -> None:
     floods: list[Flood] = []
 
     def new_handler(head: RequestHead, connection: ClientConnection) -> Flood:
@@ -184,7 +184,7 @@ class Holding(Flood):
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
-def test_a_server_that_stops_reading_pauses_the_request(new_loop: NewLoop) -> None:
+def test_server_back_pressure(new_loop: NewLoop) -> None:
     handlers: list[Holding] = []
 
     def new_handler(head: RequestHead, connection: ClientConnection) -> Holding:

@@ -44,7 +44,7 @@ def test_token_arrives_with_the_read_that_completes_its_event() -> None:
     assert (completion.gaps_ns, completion.gap_tokens, completion.streamed_tokens) == ([20], [2], 3)
 
 
-def test_token_ids_count_where_the_engine_sends_them_even_without_text() -> None:
+def test_token_ids_without_text_count() -> None:
     first = b'data: {"choices":[{"index":0,"text":"","token_ids":[5,6],"prompt_token_ids":[1,2]}]}\n\n'
     second = b'data: {"choices":[{"index":0,"text":"x","token_ids":[7],"prompt_token_ids":null}]}\n\n'
     completion = parsed(reads((10, first), (20, second)), stream=True)
@@ -59,7 +59,7 @@ def test_an_unreported_hit_is_not_a_miss() -> None:
     assert parsed(reads((1, null)), stream=True).cached_tokens is None
 
 
-def test_errors_are_kinds_and_never_texts() -> None:
+def test_errors_have_no_text() -> None:
     failed = parsed(reads((1, b'data: {"error":{"message":"secret prompt"}}\n\n')), stream=True)
     assert failed.error_kind == "stream_error"
     assert "secret" not in repr(failed)

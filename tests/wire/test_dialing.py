@@ -91,7 +91,7 @@ def expiring(authority: trustme.CA) -> trustme.LeafCert:
     return authority.issue_cert("localhost", not_after=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
 
 
-def test_the_check_that_a_certificate_failed_is_named(authority: trustme.CA, ca: str) -> None:
+def test_certificate_error_has_its_check(authority: trustme.CA, ca: str) -> None:
     async def scenario() -> None:
         good, second = context_of(authority.issue_cert("localhost")), context_of(authority.issue_cert("engine.example"))
         good.set_alpn_protocols(["h2", "http/1.1"])
@@ -114,7 +114,7 @@ def test_the_check_that_a_certificate_failed_is_named(authority: trustme.CA, ca:
     asyncio.run(scenario())
 
 
-def test_a_step_before_tls_is_named(ca: str) -> None:
+def test_connection_error_has_its_step(ca: str) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         free = sock.getsockname()[1]
@@ -141,7 +141,7 @@ def test_a_step_before_tls_is_named(ca: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_changed_file_of_authorities_is_read_again(authority: trustme.CA, tmp_path: Path) -> None:
+def test_changed_ca_file_is_reloaded(authority: trustme.CA, tmp_path: Path) -> None:
     file = tmp_path / "ca.pem"
     trustme.CA().cert_pem.write_to_path(file)
     tls = Tls(str(file))
@@ -157,7 +157,7 @@ def test_a_changed_file_of_authorities_is_read_again(authority: trustme.CA, tmp_
     asyncio.run(scenario())
 
 
-def test_files_that_are_no_certificates_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_certificate_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("no PEM")
     chain, key = files_of(trustme.CA().issue_cert("localhost"), tmp_path)

@@ -97,7 +97,7 @@ async def response(reader: asyncio.StreamReader) -> bytes:
         (b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 70_000, 431),
     ],
 )
-def test_a_request_that_two_servers_could_read_differently_is_refused(request_bytes: bytes, status: int) -> None:
+def test_ambiguous_request_is_rejected(request_bytes: bytes, status: int) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(request_bytes)
         assert (await reader.readline()).startswith(b"HTTP/1.1 %d " % status)
@@ -135,7 +135,7 @@ class Flood(Echo):
         self.printed.append("resume")
 
 
-def test_half_a_close_cuts_a_response_that_nobody_reads() -> None:
+def test_half_close_aborts_an_unread_response() -> None:
     """Waiting for the response to leave first would wait for a client that has gone."""
     opened: list[Echo] = []
 
@@ -156,7 +156,7 @@ class Refusing(Echo):
         connection.refuse(501, "no")
 
 
-def test_a_client_turned_down_while_it_sends_can_read_why() -> None:
+def test_rejected_upload_can_read_the_response() -> None:
     """A plain close would reset the connection under megabytes in flight, and the answer with it."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -177,7 +177,7 @@ class Stalled(Echo):
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_client_that_leaves_is_noticed_while_nobody_reads_from_it(
+def test_disconnect_is_detected_while_not_reading(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -205,7 +205,7 @@ def test_stalled_body_aborts_a_started_response() -> None:
     assert handler.gone
 
 
-def test_a_body_that_nobody_reads_does_not_stall() -> None:
+def test_unread_body_does_not_stall() -> None:
     """Not the client keeps the handler waiting, but the handler the client."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -245,9 +245,7 @@ def test_100_continue_does_not_start_the_response() -> None:
     following=st.binary(max_size=10),
     lenient=st.booleans(),
 )
-def test_a_chunked_body_ends_where_it_ends_however_it_is_cut(
-    chunks: list[bytes], cuts: list[int], following: bytes, lenient: bool
-) -> None:
+def test_chunked_body_end_at_any_split(chunks: list[bytes], cuts: list[int], following: bytes, lenient: bool) -> None:
     message = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
     stream = message + following
     body, passed, actual, at = ChunkedBody(lenient=lenient), b"", b"", 0

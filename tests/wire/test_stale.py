@@ -52,13 +52,13 @@ def ask_twice(peer: Peer) -> Exchange:
     return exchanges[1]
 
 
-def test_an_idle_connection_closed_by_the_server_is_tried_again() -> None:
+def test_stale_connection_is_retried() -> None:
     exchange = ask_twice(Peer(b""))
     assert (exchange.outcome, exchange.status) == ("ok", 200)
 
 
 @pytest.mark.parametrize("beginning", [b"H", b"HTTP/1.1 20", b"HTTP/1.1 100 Continue\r\n\r\n"])
-def test_a_request_that_was_being_answered_is_never_repeated(beginning: bytes) -> None:
+def test_started_response_is_never_retried(beginning: bytes) -> None:
     peer = Peer(beginning)
     exchange = ask_twice(peer)
     assert (exchange.outcome, exchange.error_kind, exchange.status) == ("upstream_abort", "upstream_closed", None)

@@ -57,7 +57,7 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_users_policy_chooses_with_settings(tmp_path: Path) -> None:
+def test_user_policy_with_settings(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         "def choose(request, engines):\n    return max(range(len(engines)), key=lambda p: engines[p].overlap)\n",
@@ -78,7 +78,7 @@ def test_a_users_policy_chooses_with_settings(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_without_a_policy_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+def test_file_without_a_policy_is_rejected(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(InputError) as refused:
         parse_route(written(tmp_path, text) + ":choose")
     assert expected in str(refused.value)

@@ -50,7 +50,7 @@ def test_below_stays_below(bits: int, limit: int) -> None:
 
 
 @given(st.lists(U64, max_size=20))
-def test_arrays_mix_as_integers_do(values: list[int]) -> None:
+def test_array_mix_equals_integer_mix(values: list[int]) -> None:
     assert mix64_array(np.array(values, dtype=np.uint64)).tolist() == [mix64(value) for value in values]
 
 

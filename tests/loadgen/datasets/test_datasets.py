@@ -39,7 +39,7 @@ def messages_of(session: DatasetSession) -> list[list[tuple[str, str]]]:
     return [[(quoted.role, quoted.text) for quoted in turn.quoted] for turn in session]
 
 
-def test_messages_turn_at_every_answer(tmp_path: Path) -> None:
+def test_messages_have_a_turn_per_assistant_message(tmp_path: Path) -> None:
     text = {"instance_id": "i", "messages": json.dumps(CHAT)}  # as SWE-smith's trajectories are
     for row in (
         CHAT,
@@ -129,7 +129,7 @@ def three(tmp_path: Path) -> Path:
     return write(tmp_path / "three", *lines)
 
 
-def test_turns_choose_and_cut(three: Path) -> None:
+def test_turns_select_and_truncate(three: Path) -> None:
     assert firsts(load(three, turns=LengthDistribution(2, 9))) == [2, 3, 2, 3, 2, 3, 2]
     assert [len(session.turns) for session in load(three, turns=LengthDistribution(1, 2), number=3)] == [1, 2, 2]
     with pytest.raises(InputError, match="three: no session of 4 turns or more"):

@@ -42,7 +42,7 @@ def test_poisson_arrivals_are_these_on_every_machine() -> None:
 @given(
     st.lists(st.tuples(st.floats(0.01, 5), RATES), min_size=1, max_size=6).filter(lambda p: any(rate for _, rate in p))
 )
-def test_as_many_arrive_as_the_rate_expects(gaps: list[tuple[float, float]]) -> None:
+def test_arrivals_match_the_expected_count(gaps: list[tuple[float, float]]) -> None:
     points, at_s = [], 0.0
     for gap, rate in gaps:
         points.append((at_s, rate))

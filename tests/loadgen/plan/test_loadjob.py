@@ -43,7 +43,7 @@ def test_closed_loop_fills_all_slots() -> None:
 
 
 @pytest.mark.parametrize(("group", "shares"), [(1, {0, 21}), (3, {0, 21, 26, 27, 28, 29, 30})])
-def test_prompts_of_all_shards_share_as_many_keys_as_tokens(group: int, shares: set[int]) -> None:
+def test_prompts_of_all_workers_share_keys(group: int, shares: set[int]) -> None:
     config = replace(
         CONFIG, prefix_count=2, prefix_tokens=21, prompt_tokens=LengthDistribution(5, 9), number=12, group_size=group
     )

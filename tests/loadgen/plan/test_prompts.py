@@ -90,7 +90,7 @@ def after(prompt: Prompt, answer: Response, turn: TurnShape) -> Prompt:
     return prompt.after(answer, turn.messages(), turn.stand_in_key)
 
 
-def test_a_session_is_the_tokenizers_chat_to_the_token(tokenizer: WordTokenizer, target: TargetText) -> None:
+def test_session_equals_the_tokenizers_chat(tokenizer: WordTokenizer, target: TargetText) -> None:
     prompt, text_maker = opened(target)
     answer = text_maker.target.words.text(text_maker.target.words.numbers(99, 4))
     for turn in SESSION.turns[1:]:
@@ -131,7 +131,7 @@ def test_reported_token_ids_show_the_changed_output(tokenizer: WordTokenizer, ta
     assert (text_maker.counts.ids_reported, text_maker.counts.ids_exact, text_maker.counts.outputs_changed) == (1, 0, 1)
 
 
-def test_the_token_that_ended_an_answer_is_the_templates_to_write(target: TargetText) -> None:
+def test_end_token_belongs_to_the_template(target: TargetText) -> None:
     prompt, _ = opened(target)
     ended = answered(prompt.planned_tokens(), [901, 902, 903], "?", finish_reason="stop")
     second = after(prompt, ended, SESSION.turns[2])

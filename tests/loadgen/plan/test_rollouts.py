@@ -74,7 +74,7 @@ def slowly(config: LoadConfig) -> Iterator[tuple[float, list[tuple[int, int, int
             yield first.due_ms or 0.0, turns
 
 
-def test_a_dataset_is_a_group_an_entry(tmp_path: Path) -> None:
+def test_dataset_entry_is_a_group(tmp_path: Path) -> None:
     header, lines = {"meta": {"schema": "kvtape/1"}}, []
     for row in range(4):
         first = {"request_id": f"{row}.0", "arrival_ms": row, "prompt_tokens": 100 + row, "output_tokens": 5}
@@ -100,7 +100,7 @@ def test_a_dataset_is_a_group_an_entry(tmp_path: Path) -> None:
     assert sorted({session.turns[0].prompt_tokens for session in twice}) == [100, 101, 102, 103]
 
 
-def test_a_groups_sessions_share_their_first_prompts_blocks_and_no_more(engine: Any, tmp_path: Path) -> None:
+def test_group_sessions_share_their_first_prompt_only(engine: Any, tmp_path: Path) -> None:
     flags = ("--pattern", "rollouts", "--group-size", "3", "--rate", "20", "--number", "2", "--turns", "2")
     lengths = ("--prompt-tokens", "50", "--output-tokens", "30")
     assert main(["--url", engine.url, "-o", str(tmp_path / "t"), *flags, *lengths, "--procs", "2"]) == 0

@@ -39,7 +39,7 @@ def flags(text: str = "") -> LoadConfig:
     return parse_config(["--url", "http://x", "-o", "t", "--pattern", "calibration", *shlex.split(text)])
 
 
-def test_a_round_has_these_stages() -> None:
+def test_round_stages() -> None:
     """From 50 to 400 tokens are three doublings: four sizes alone. Four at once: by two and by four."""
     described = [
         (wave.stage, [[str(turn.prompt) for turn in session] for session in wave.sessions[:2]], len(wave.sessions))
@@ -116,7 +116,7 @@ def test_calibration_load_is_sized_for_a_trace(tmp_path: Path) -> None:
     assert sized(tmp_path, num_gpu_blocks=300, block_size=32, max_num_seqs=4) == ("64:3200", 4)
 
 
-def test_the_digest_is_this_on_every_machine() -> None:
+def test_digest_is_reproducible() -> None:
     digests = [add_shares([Workload(config).survey().digest_share]) for config in (SMALL, replace(SMALL, seed=2))]
     assert digests[0] == "cbe4d9ebb572257d551542191246ab461d65f3b8dee5dfe0ac8dab3c7f003d1d"
     assert digests[0] != digests[1]

@@ -37,7 +37,7 @@ def digest(config: LoadConfig, shards: int = 1) -> str:
 
 
 @pytest.mark.parametrize("pattern", ["multiturn", "calibration"])
-def test_another_nonce_changes_tokens_and_nothing_else(pattern: str) -> None:
+def test_nonce_changes_tokens_only(pattern: str) -> None:
     config = SESSIONS
     if pattern == "calibration":
         prompts = LengthDistribution(64, 10_000)
@@ -52,7 +52,7 @@ def test_another_nonce_changes_tokens_and_nothing_else(pattern: str) -> None:
     assert load_name(config) == load_name(replace(config, nonce="7"))  # requests keep their ids
 
 
-def test_the_digest_is_this_on_every_machine() -> None:
+def test_digest_is_reproducible() -> None:
     assert digest(SESSIONS) == "05f3206a60cb2914ab13a3696e2498e930c0dfe4cac3cbf8349eb830d665a781"
 
 
@@ -127,7 +127,7 @@ def test_bad_flags_are_named(argv: list[str], message: str) -> None:
         (["--pattern", "calibration"], None, 8, "calibration"),
     ],
 )
-def test_a_url_alone_is_a_small_closed_loop(
+def test_default_load_is_a_small_closed_loop(
     argv: list[str], number: int | None, parallel: int | None, name: str
 ) -> None:
     config = parse_config([*URL[:2], *argv])

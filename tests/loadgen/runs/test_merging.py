@@ -66,7 +66,7 @@ def test_parts_stay_until_the_merged_trace_is_there(folder: Path) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), min_size=1, max_size=30))
-def test_in_flight_is_who_had_come_and_not_gone(spans: list[tuple[int, int]]) -> None:
+def test_concurrency_counts_requests_in_flight(spans: list[tuple[int, int]]) -> None:
     # Distinct times, so that nobody comes as another one goes.
     times = [(arrival + index / 100, e2e + 0.001) for index, (arrival, e2e) in enumerate(spans)]
     in_flight = InFlight([arrival for arrival, _ in times], [arrival + e2e for arrival, e2e in times])

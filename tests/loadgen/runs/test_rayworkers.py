@@ -51,7 +51,7 @@ def run_on(cluster: str, engine: Any, trace: Path, *flags: str) -> "subprocess.C
 
 
 @pytest.mark.ray
-def test_workers_on_a_cluster_are_the_same_run(cluster: str, engine: Any, tmp_path: Path) -> None:
+def test_ray_workers_give_the_same_run(cluster: str, engine: Any, tmp_path: Path) -> None:
     engine.answer = [2000, 2001, 2002]
     folder = tmp_path / "run"
     folder.mkdir()

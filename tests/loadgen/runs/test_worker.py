@@ -118,7 +118,7 @@ def outcomes(records: list[Record]) -> dict[str, tuple[str, str | None]]:
     return {record.request_id: (record.status, record.error) for record in records}
 
 
-def test_a_parent_that_is_gone_stops_the_run(engine: Any, tmp_path: Path) -> None:
+def test_worker_stops_without_its_parent(engine: Any, tmp_path: Path) -> None:
     engine.stalls = True
     parent = Parent(engine.url, tmp_path / "t.jsonl", when_sent=lambda at: at.inbox.put_nowait(None))
     done = parent.run(lambda: iter(sends("a")))
@@ -157,7 +157,7 @@ def test_unreachable_url_is_an_input_error(tmp_path: Path) -> None:
     assert not (tmp_path / "t.jsonl").exists()
 
 
-def test_a_request_that_meets_a_connection_the_server_has_closed_is_sent_again(tmp_path: Path) -> None:
+def test_stale_connection_is_retried_by_the_sender(tmp_path: Path) -> None:
     answered: list[int] = []
 
     async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -162,7 +162,7 @@ def bench(virtual_time: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Runner:
     return run
 
 
-def test_requests_go_out_when_they_are_due_and_are_built_before(bench: Runner) -> None:
+def test_requests_are_built_ahead_and_sent_on_time(bench: Runner) -> None:
     done = bench(lambda at: at.run([at.send("a", 70), at.send("b", 70), at.send("c", 195)]))
     assert done.sent == [(70.0, "a"), (70.0, "b"), (195.0, "c")]
     ahead_ms = BUILD_AHEAD_NS / MS
@@ -189,7 +189,7 @@ def test_follow_up_is_due_from_the_end_of_the_parent(bench: Runner) -> None:
     assert second.think_ms == pytest.approx(25, abs=0.1)
 
 
-def test_no_more_than_parallel_are_in_flight_and_the_wait_is_no_lag(bench: Runner) -> None:
+def test_parallel_limits_in_flight_without_lag(bench: Runner) -> None:
     async def test(at: Bench) -> None:
         at.service_ms |= {"a": 50, "b": 30}
         await at.run([at.send(name, 0) for name in "abcd"], parallel=2)
@@ -246,7 +246,7 @@ def test_endless_response_is_aborted_at_its_limit(bench: Runner, monkeypatch: py
     assert done.records[0].e2e_ms == pytest.approx(91, abs=2)
 
 
-def test_no_more_is_built_ahead_than_is_allowed(bench: Runner) -> None:
+def test_requests_ahead_are_bounded(bench: Runner) -> None:
     async def test(at: Bench) -> None:
         at.service_ms = {f"r{index}": 1000 for index in range(1000)}
         asyncio.get_running_loop().call_later(0.5, at.stop)

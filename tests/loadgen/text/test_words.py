@@ -37,14 +37,14 @@ def target(tokenizer: LocalTokenizer) -> TargetText:
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**64 - 1), count=st.integers(1, 300))
-def test_any_row_of_words_is_a_token_a_word(tokenizer: LocalTokenizer, words: Words, seed: int, count: int) -> None:
+def test_words_are_single_tokens(tokenizer: LocalTokenizer, words: Words, seed: int, count: int) -> None:
     numbers = words.numbers(seed, count)
     assert tokenizer.encode(words.text(numbers)) == words.ids(numbers).tolist()
 
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_a_conversation_of_words_is_the_template_and_the_words(
+def test_conversation_is_template_plus_words(
     tokenizer: LocalTokenizer, target: TargetText, data: st.DataObject
 ) -> None:
     """Any messages in any lengths: their tokens after the chat template are known before anyone encodes them."""

@@ -12,7 +12,7 @@ hashes = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 20), max_size=40)
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(hashes, max_size=6))
-def test_hashes_are_numbered_as_they_first_occur(batches: list[list[int]]) -> None:
+def test_hashes_are_numbered_by_first_use(batches: list[list[int]]) -> None:
     interner, numbers = Interner(), dict[int, int]()
     for batch in batches:
         expected = [numbers.setdefault(one, len(numbers)) for one in batch]

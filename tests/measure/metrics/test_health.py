@@ -77,6 +77,6 @@ def test_a_run_that_fails_a_check(
     assert bool(result.where) == (verdict != "ok")
 
 
-def test_a_taps_trace_has_no_plan() -> None:
+def test_tap_trace_has_no_send_lag() -> None:
     result = checked(healthy(), source="tap")
     assert [name for name, one in result.items() if one.verdict == "unknown"] == ["lag"]

@@ -15,7 +15,7 @@ from tests.measure.metrics.test_sessions import AGENT
 from tracefile.records.schema import BlockHash, Engine, Meta, Record
 
 
-def test_two_accounts_and_where_they_part() -> None:
+def test_reported_and_simulated_hits() -> None:
     hits = count_hits(run_of(AGENT, block_size=16))
     reported, simulated = (result["all"] for result in (hits.reported, hits.simulated))
     assert (reported.tokens, simulated.tokens, hits.differences) == (0 + 32 + 64, 0 + 32 + 64, [])
@@ -37,7 +37,7 @@ def test_hits_are_full_engine_blocks_without_the_last_token() -> None:
     assert run_of(records, block_size=16).reusable_tokens.tolist() == [0, 48, 0]
 
 
-def test_each_of_several_upstreams_has_its_requests_hits_and_ttft() -> None:
+def test_metrics_per_upstream() -> None:
     def sent(name: str, upstream: str | None, ttft_ms: float | None, **hashed: Any) -> Record:
         return request(name, 0.0, upstream=upstream, ttft_ms=ttft_ms, **hashed)
 

@@ -22,7 +22,7 @@ def asked(name: str, at_ms: float, blocks: list[int], session: str, **more: int)
     )
 
 
-def test_knee_and_todays_size() -> None:
+def test_knee_and_engine_size() -> None:
     # a and b alternate: a's blocks 1 2 come again after b's 3, so that they need a cache of three blocks.
     records = [asked("1", 0.0, [1, 2], "a"), asked("2", 10.0, [3], "b"), asked("3", 20.0, [1, 2], "a")]
     result = measure_run(run_of(records, block_size=16, engine=Engine(num_gpu_blocks=3))).cache
@@ -50,7 +50,7 @@ def test_a_chain_is_complete_without_the_block_of_the_last_token() -> None:
     assert analysis.curve.complete_chains == 2
 
 
-def test_curve_and_accounts_have_the_same_hits() -> None:
+def test_curve_and_counts_have_equal_hits() -> None:
     run = read_run(CAPTURE)
     metrics, analysis = measure_run(run), analyse_chains(run)
     assert analysis is not None

@@ -53,7 +53,7 @@ def test_an_slo_on_a_trace(slo: str, value: float, met: bool, n: int) -> None:
     assert result.value == pytest.approx(value)
 
 
-def test_goodput_counts_requests_that_keep_every_limit() -> None:
+def test_goodput_counts_requests_within_all_slos() -> None:
     good = measure_run(RUN, slos=parse_slos(["ttft.p99<=700ms", "turns2+.ttft.p90<=400ms", "goodput>=10%"])).workload
     assert good.goodput is not None
     # Turn 1: 100, 300, 500 and 700 ms; turn 2: 200 and 400 ms. The limits of a cohort bind no other request.
@@ -90,7 +90,7 @@ BARE = request("a", 0.0, e2e_ms=9.0)
         ("completion_tps.steady_per_gpu>=1", "has no completion_tps a GPU; expected --gpus N"),
     ],
 )
-def test_a_metric_that_the_trace_lacks_is_named_with_the_way_to_it(slo: str, message: str) -> None:
+def test_missing_metric_error_has_its_fix(slo: str, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)) as caught:
         measure_run(run_of([BARE]), slos=parse_slos([slo]))
     assert str(caught.value).startswith(f"--slo {slo}: ")

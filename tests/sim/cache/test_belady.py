@@ -92,7 +92,7 @@ def belady_hits(records: Sequence[Record], usable: int) -> tuple[list[int], int]
 
 @settings(max_examples=100, deadline=None)
 @given(traffic(), st.integers(2, 60))
-def test_it_does_what_the_slow_pool_does(records: list[Record], usable: int) -> None:
+def test_belady_equals_the_slow_pool(records: list[Record], usable: int) -> None:
     asked = wanted(records, usable)
     slow = SlowPool(usable, asked)
     hits = [slow.serve(one) for one in asked]
@@ -120,12 +120,12 @@ def best_hits(asked: Sequence[Wanted], usable: int) -> int:
 
 @settings(max_examples=60, deadline=None)
 @given(traffic(), st.integers(2, 14))
-def test_no_choice_of_blocks_to_keep_has_more_hits(records: list[Record], usable: int) -> None:
+def test_no_eviction_has_more_hits_than_belady(records: list[Record], usable: int) -> None:
     few = [record for record in records if wanted([record], usable)][:8]
     assert sum(belady_hits(few, usable)[0]) == best_hits(wanted(few, usable), usable)
 
 
-def test_a_block_computed_again_before_its_lookup_goes_first() -> None:
+def test_block_recomputed_before_its_lookup_is_evicted_first() -> None:
     """The third prompt, one full block, cannot hit it but caches it anew: the block behind it is worth more."""
     chains = [[2, 3], [5, 6], [2], [2, 3, 7]]
     records = [
@@ -139,7 +139,7 @@ def test_a_block_computed_again_before_its_lookup_goes_first() -> None:
 
 
 @pytest.mark.parametrize(("size", "hits"), [(20, 1322), (50, 1744), (100, 2054), (200, 2314), (400, 2514)])
-def test_on_single_objects_it_hits_as_in_libcachesim(size: int, hits: int) -> None:
+def test_single_objects_equal_libcachesim(size: int, hits: int) -> None:
     """libcachesim 0.3.5 on a loop over 700 objects between skewed draws of 300 others."""
     state, keys = 7, []
     for number in range(4000):
@@ -165,7 +165,7 @@ CAPTURES = ROOT / "data/captures"
 
 
 @pytest.mark.parametrize("trace", ["128x2/session-fast.jsonl.zst", "256x4/session-fast.jsonl.zst", "conversation"])
-def test_the_engines_pool_hits_no_more_than_the_bound_at_any_size(trace: str) -> None:
+def test_vllms_pool_never_exceeds_belady(trace: str) -> None:
     path, folder = CAPTURES / trace, os.environ.get("KVTAPE_DATA")
     if trace == "conversation":
         if not folder:

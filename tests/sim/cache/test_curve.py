@@ -143,7 +143,7 @@ def test_mooncake_conversation(mooncake: Path) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(prompts_at_random, st.lists(st.integers(0, 7), min_size=30, max_size=30))
-def test_blocks_without_a_hash_are_as_blocks_that_never_come_again(prompts: list[Prompt], hashed: list[int]) -> None:
+def test_unhashed_blocks_are_never_reused(prompts: list[Prompt], hashed: list[int]) -> None:
     cut = [prompt[:count] for (prompt, _), count in zip(prompts, hashed, strict=False)]
     apart = [
         (retained + [-1 - row * 10 - position for position in range(len(prompt) - len(retained))], limit)

@@ -63,7 +63,7 @@ def curve_of(folder: Path, records: list[Record], block_size: int = 4) -> HitCur
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 30), st.sampled_from([4, 8]))
-def test_one_at_a_time_vllms_pool_never_hits_more_at_any_size(
+def test_sequential_vllm_pool_never_exceeds_the_curve(
     tmp_path_factory: pytest.TempPathFactory, seed: int, requests: int, block_size: int
 ) -> None:
     records = load(random.Random(seed), requests, 1.0)
@@ -91,7 +91,7 @@ def test_one_at_a_time_vllms_pool_never_hits_more_at_any_size(
         async_scheduling=st.booleans(),
     ),
 )
-def test_no_engine_first_come_first_served_hits_more_than_the_maximum(
+def test_fcfs_engine_never_exceeds_the_maximum(
     tmp_path_factory: pytest.TempPathFactory,
     seed: int,
     requests: int,
@@ -125,7 +125,7 @@ def test_no_engine_first_come_first_served_hits_more_than_the_maximum(
         ("128x2/poisson-slow", 216_256, 216_256, 216_256),
     ],
 )
-def test_a_captured_vllm_hits_no_more(capture: str, cached: int, at_its_size: int, most: int) -> None:
+def test_captured_vllm_never_exceeds_the_curve(capture: str, cached: int, at_its_size: int, most: int) -> None:
     """Cached tokens as vLLM reported them; ``small``: 700 and 520 blocks, which evict."""
     path = CAPTURES / f"{capture}.jsonl.zst"
     meta, records = load_trace(path)

@@ -47,7 +47,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_zero_hits_of_a_short_system_prompt_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_system_prompt_has_no_hits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = system_prompts(tmp_path)
     text = told(capsys, "pool", trace, "--kv-groups", "full:784+mamba:784*3")
     assert "hits of multiples of 784 tokens: 0 of 6,000 input tokens hit (0.00%)" in text
@@ -108,7 +108,7 @@ def prompts_of(workload: dict[str, Any]) -> Prompts:
 
 @given(seed=st.integers(0, 10**6), blocks=st.sampled_from([60, 90, 150]))
 @settings(max_examples=60, deadline=None)
-def test_hits_are_the_readable_caches(seed: int, blocks: int) -> None:
+def test_hits_equal_the_readable_cache(seed: int, blocks: int) -> None:
     """Groups and workloads at random: hits, and then the whole free queue."""
     workload = make_hybrid(seed)
     layout, prompts = parse_groups(workload["config"]["kv_groups"]), prompts_of(workload)

@@ -113,7 +113,7 @@ def prompts(records: list[Record]) -> Prompts:
 
 @settings(max_examples=80, deadline=None)
 @given(traces(), st.integers(1, 12))
-def test_causes_are_those_of_the_plain_pool(records: list[Record], usable: int) -> None:
+def test_causes_equal_the_plain_pool(records: list[Record], usable: int) -> None:
     result = attribute(prompts(records), usable)
     slow = SlowAttribution(records, usable)
     assert result.total.tokens == {**NOTHING, **slow.causes}
@@ -146,7 +146,7 @@ def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(share["name"], share["requests"]) for share in result["cohorts"]] == [("turn unknown", 6)]
 
 
-def test_mooncake_hits_are_those_of_sim_pool(mooncake: Path) -> None:
+def test_mooncake_hits_equal_sim_pool(mooncake: Path) -> None:
     with open_trace(mooncake) as reader:
         result = attribute(read_prompts(hashed_batches(reader), Chains(reader.meta)), 10_000)
     assert result.total.tokens["hit"] == 61_238 * 512

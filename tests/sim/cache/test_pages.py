@@ -29,7 +29,7 @@ def page_of(result: HitCurve, *, kv_bytes: int | None = None) -> Page:
     return curve_page(TRACE, result, kv_bytes)
 
 
-def test_figures_hold_the_numbers() -> None:
+def test_figures_have_the_numbers() -> None:
     page = page_of(curve(1, 2, 5))
     assert set(page.figures) == {"hits"}
     for figure in page.figures.values():

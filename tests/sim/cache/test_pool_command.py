@@ -155,7 +155,7 @@ def test_a_trace_without_hashes_is_refused(tmp_path: Path, command: str) -> None
 
 
 @pytest.mark.parametrize(("flags", "unwanted"), [((), {"fastapi"}), (("--engine", "sglang"), {"numba", "fastapi"})])
-def test_sim_pool_imports_no_server_and_no_needless_compiler(flags: tuple[str, ...], unwanted: set[str]) -> None:
+def test_sim_pool_imports_are_light(flags: tuple[str, ...], unwanted: set[str]) -> None:
     code = f"import sys; from sim.__main__ import main; main(sys.argv[1:]); print({unwanted} & set(sys.modules))"
     ended = subprocess.run(
         [sys.executable, "-c", code, "pool", SIX, *flags], capture_output=True, text=True, check=True

@@ -95,7 +95,7 @@ def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["time_ms"]["quantiles"][-1] == 3.0
 
 
-def test_requests_go_by_arrival_and_need_one(tmp_path: Path) -> None:
+def test_requests_are_ordered_by_arrival(tmp_path: Path) -> None:
     head, *records = Path(SIX).read_text().splitlines()
     backwards = tmp_path / "backwards.jsonl"
     backwards.write_text("\n".join([head, *reversed(records)]) + "\n")

@@ -45,7 +45,7 @@ def traffic(draw: st.DrawFn) -> list[Record]:
 
 @settings(max_examples=120, deadline=None)
 @given(traffic(), st.integers(2, 60))
-def test_segments_hit_and_evict_what_blocks_do(records: list[Record], usable: int) -> None:
+def test_segments_equal_blocks(records: list[Record], usable: int) -> None:
     result = compiled_hits(records, Chains(Meta(block_size=BLOCK)), usable)
     assert result == plain_hits(records, Chains(Meta(block_size=BLOCK)), usable)
 
@@ -58,7 +58,7 @@ def test_an_unlimited_cache_evicts_nothing(records: list[Record]) -> None:
     assert (result.hit_blocks, result.evicted_blocks, result.usable_blocks) == (roomy.hit_blocks, 0, None)
 
 
-def test_ids_that_form_no_chains_are_refused() -> None:
+def test_unchained_ids_are_rejected() -> None:
     records = [
         Record(request_id=RequestId("r"), prompt_tokens=9, output_tokens=1, block_hashes=chain)
         for chain in ([BlockHash(1), BlockHash(2)], [BlockHash(1), BlockHash(3)], [BlockHash(2), BlockHash(4)])

@@ -124,7 +124,7 @@ CONFIGS = st.builds(
     placement=st.sampled_from(get_args(FrontendPlacement)),
     seed=st.sampled_from([None, 7]),
 )
-def test_the_compiled_engine_gives_the_same_bits(  # noqa: PLR0917 - one for each strategy
+def test_compiled_engine_is_bit_identical(  # noqa: PLR0917 - one for each strategy
     load_seed: int,
     requests: int,
     spacing_ms: float,
@@ -140,7 +140,7 @@ def test_the_compiled_engine_gives_the_same_bits(  # noqa: PLR0917 - one for eac
     assert outcome(simulate(arrivals, config, model, seed=seed)) == outcome(plain)
 
 
-def test_hashes_that_are_not_chained_are_refused() -> None:
+def test_unchained_hashes_are_rejected() -> None:
     config = EngineConfig(num_gpu_blocks=40, block_size=4)
     model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
     # The second cuts the first's chain before 2, where the third then finds it: at another depth than its own.
@@ -158,7 +158,7 @@ def test_hashes_that_are_not_chained_are_refused() -> None:
         simulate(plan(records, 4), config, model)
 
 
-def test_what_it_keeps_follows_branches_and_not_blocks() -> None:
+def test_memory_follows_branches() -> None:
     # Four conversations, in blocks of 64 tokens and of a 16th: answers are no longer too short to fill a block.
     used = []
     for parts in (1, 16):
@@ -197,7 +197,7 @@ def test_known_answers(mooncake: Path, usable: int, hit_blocks: int) -> None:
     assert simulation.prefix.hit_tokens == 512 * hit_blocks
 
 
-def test_a_shared_core_ends_its_work_far_from_the_start() -> None:
+def test_shared_core_precision_far_from_zero() -> None:
     """Days after t = 0 a rest of rounding no longer moves the clock: it must end, not be worked on for ever."""
     day_ms = 100 * 24 * 3.6e6
     records = [

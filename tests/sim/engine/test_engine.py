@@ -52,7 +52,7 @@ def predict(records: list[Record], **options: object) -> dict[str, Record]:
     return {record.request_id: record for record in predicted_records(simulate(records, **options))}  # type: ignore[arg-type]
 
 
-def test_a_request_alone() -> None:
+def test_single_request() -> None:
     # Enters at 3; 20 prompt tokens at 16 a step: 26 + 14 ms; then two decodes of 12.
     seen = predict([request("a", 100.0, 20, 3)])["a"]
     assert (seen.ttft_ms, seen.itl_ms, seen.e2e_ms) == (43.0, [12.0, 12.0], 67.0)
@@ -112,7 +112,7 @@ def test_a_warm_prompt_costs_its_uncached_tokens() -> None:
     assert (cold["b"].cached_tokens, cold["b"].ttft_ms) == (0, 3 + 10 + 14)
 
 
-def test_a_session_waits_for_its_parents_predicted_end() -> None:
+def test_later_turn_waits_for_its_parents_end() -> None:
     first = request("a", 5.0, 4, 1, session_id=SessionId("s"), turn=1, e2e_ms=2.0)
     second = request("b", 57.0, 4, 1, session_id=SessionId("s"), parent_id=RequestId("a"), turn=2, think_ms=50.0)
     paced = predict([first, second], replay_sessions=True)["b"]
@@ -128,7 +128,7 @@ def test_a_serial_api_server_handles_one_request_at_a_time() -> None:
     assert [request_run.entry_ms for request_run in runs] == [7.0, 14.0, 21.0]
 
 
-def test_on_a_shared_core_the_front_end_and_the_steps_stretch_each_other() -> None:
+def test_api_server_and_steps_share_a_core() -> None:
     model = make_model({**STEP, "frontend_base_ms": 3.0}, CONFIG, placement="shared_core")
     simulation = simulate([request("a", 0.0, 4, 3), request("b", 19.0, 8, 1)], model)
     # a enters at 3, its prompt takes 3–17. In the decode of 12 ms from 17 on, b arrives at 19: its 3 ms take 6, to 25,
@@ -142,7 +142,7 @@ def test_on_a_shared_core_the_front_end_and_the_steps_stretch_each_other() -> No
     assert simulation.timeline.rows[3][-2:] == [0.0, 0.0]
 
 
-def test_an_abort_comes_when_it_came() -> None:
+def test_abort_at_its_recorded_time() -> None:
     aborted = request("a", 0.0, 4, 0, status="client_abort", max_tokens=100, e2e_ms=50.0)
     seen = predict([aborted, request("b", 0.0, 4, 1)])
     # Steps 3–21 (both prompts), then decodes of 12 ms: tokens at 21, 33, 45; the abort is at 50.
@@ -158,7 +158,7 @@ def test_an_error_before_the_engine_is_copied() -> None:
     assert (seen.status, seen.http_status, seen.e2e_ms, seen.cached_tokens) == ("error", 429, 1.5, None)
 
 
-def test_what_the_engine_cannot_hold_fails_and_ends_its_session() -> None:
+def test_too_long_request_fails_with_its_session() -> None:
     long = request("a", 0.0, 1000, 1, session_id=SessionId("s"), turn=1)
     later = request("b", 9.0, 4, 1, session_id=SessionId("s"), parent_id=RequestId("a"), turn=2, think_ms=1.0)
     seen = predict([long, later, request("c", 0.0, 4, 1)], replay_sessions=True)
@@ -208,9 +208,7 @@ def outcome(simulation: Simulation) -> list[object]:
     block_size=st.sampled_from([4, 16]),
     placement=st.sampled_from(get_args(FrontendPlacement)),
 )
-def test_skipping_decodes_equals_taking_every_step(
-    seed: int, blocks: int, block_size: int, placement: FrontendPlacement
-) -> None:
+def test_fast_forward_equals_every_step(seed: int, blocks: int, block_size: int, placement: FrontendPlacement) -> None:
     config = EngineConfig(
         num_gpu_blocks=blocks,
         block_size=block_size,
@@ -235,7 +233,7 @@ def test_skipping_decodes_equals_taking_every_step(
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), asynchronous=st.booleans())
-def test_every_request_ends_and_tokens_add_up(seed: int, asynchronous: bool) -> None:
+def test_all_requests_finish_and_tokens_add_up(seed: int, asynchronous: bool) -> None:
     config = EngineConfig(
         num_gpu_blocks=30, block_size=4, max_num_seqs=3, max_num_batched_tokens=16, async_scheduling=asynchronous
     )

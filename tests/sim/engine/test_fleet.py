@@ -65,7 +65,7 @@ def require_same_as_alone(load: FleetLoad, engine: int, config: EngineConfig, mo
 
 @pytest.mark.parametrize("placement", ["parallel", "serial", "shared_core"])
 @pytest.mark.parametrize("number", range(10))
-def test_each_engine_of_a_fleet_does_what_it_would_do_alone(number: int, placement: FrontendPlacement) -> None:
+def test_engine_in_a_fleet_equals_the_engine_alone(number: int, placement: FrontendPlacement) -> None:
     rng = random.Random(number)
     arrivals = planned(load(rng, 60, rng.choice([5.0, 30.0, 120.0])), placement, paced=number % 2 == 1)
     config = EngineConfig(
@@ -91,7 +91,7 @@ def test_each_engine_of_a_fleet_does_what_it_would_do_alone(number: int, placeme
             require_same_as_alone(fleet, engine, config, model)
 
 
-def test_a_router_counts_true_requests_and_prefills_when_it_chooses() -> None:
+def test_router_has_exact_counts() -> None:
     records = [make_request(number, arrival_ms=4.0 * number, prompt=40, output=5) for number in range(12)]
     arrivals, seen = plan_arrivals(Meta(block_size=4), records, 4), []
 
@@ -130,7 +130,7 @@ def test_an_end_is_reported_before_a_request_that_needs_no_engine() -> None:
     assert seen == [0, 0]
 
 
-def test_an_engine_that_dies_moves_requests_without_a_token_and_breaks_streams() -> None:
+def test_dead_engine_moves_requests_and_aborts_streams() -> None:
     """Four requests at once, two on each engine; engine 1 dies when one of its two streams."""
     records = [make_request(number, arrival_ms=number, prompt=60, output=20) for number in range(4)]
     arrivals = plan_arrivals(Meta(block_size=4), records, 4)
@@ -152,7 +152,7 @@ def test_an_engine_that_dies_moves_requests_without_a_token_and_breaks_streams()
     assert [record.upstream for _, record in sorted(records_of.items())] == ["0", "1", "0", "0"]
 
 
-def test_a_session_goes_on_elsewhere_when_its_engine_dies() -> None:
+def test_session_continues_on_another_engine() -> None:
     turns = [make_request(0, arrival_ms=0.0, prompt=8, output=4), make_request(1, parent=0, prompt=16, output=4)]
     arrivals = plan_arrivals(Meta(block_size=4), turns, 4, replay_sessions=True)
     events = Timeline([Kill(engine=0, at_s=0.02)], 2, 0.0)
@@ -169,7 +169,7 @@ def test_requests_fail_while_no_engine_is_up() -> None:
     assert [outcomes.OUTCOMES[request.outcome] for request in requests] == ["ok", "no_engine", "ok"]
 
 
-def test_a_request_that_moves_to_no_engine_failed_and_ran_nowhere() -> None:
+def test_request_without_an_engine_fails() -> None:
     """The only engine dies before the first token of a request that is in its prefill."""
     record = make_request(0, prompt=60, output=20)
     record.upstream, record.finish_reason = "of-the-capture", "stop"

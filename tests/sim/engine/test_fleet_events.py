@@ -34,7 +34,7 @@ def test_a_rolling_deploy_restarts_engines_in_turn_with_cold_caches() -> None:
     assert (runs_of(load.requests)["outcome"] == 1).all()
 
 
-def test_engines_are_added_by_the_rate_of_arrivals_after_their_start_up() -> None:
+def test_scale_up_by_arrival_rate() -> None:
     """Ten requests a second, five of which an engine is to have: the second is asked for by the sixth request."""
     events = Timeline([ScaleUp(initial=1, rate=5.0, window_s=1.0, startup_s=0.3)], 3, 0.0)
     load = routed(steady(40, 100.0), 3, lambda request, engines: request.number % len(engines), events)
@@ -65,9 +65,7 @@ def test_engines_are_added_by_the_rate_of_arrivals_after_their_start_up() -> Non
         ),
     ],
 )
-def test_an_engine_that_is_to_start_twice_starts_once_and_loses_nothing(
-    events: list[FleetEvent], happened: list[tuple[float, str]]
-) -> None:
+def test_duplicate_start_is_ignored(events: list[FleetEvent], happened: list[tuple[float, str]]) -> None:
     """Ten requests a second of an output too long for the time between two starts."""
     records = [make_request(number, arrival_ms=50.0 + 100.0 * number, prompt=8, output=30) for number in range(8)]
     watched = int(isinstance(events[0], ScaleUp))
@@ -78,7 +76,7 @@ def test_an_engine_that_is_to_start_twice_starts_once_and_loses_nothing(
     assert set(outcomes[1:]) == {"ok"}
 
 
-def test_words_of_events() -> None:
+def test_event_syntax() -> None:
     assert parse_event("kill:engine=2:at=10m:back=15m") == Kill(engine=2, at_s=600.0, back_s=900.0)
     assert parse_event("kill:engine=0:at=5s") == Kill(engine=0, at_s=5.0)
     assert parse_event("deploy:at=20m:startup=30s") == Deploy(at_s=1200.0, startup_s=30.0)

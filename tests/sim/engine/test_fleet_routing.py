@@ -63,7 +63,7 @@ def fleet_of(count: int, blocks: int, mixed: bool, placement: FrontendPlacement 
     ),
     route=ROUTES | st.sampled_from(["session", "workload"]),
 )
-def test_sessions_over_engines_equal_the_slow_fleet(arrivals: Arrivals, engines: list[FleetEngine], route: str) -> None:
+def test_fleet_equals_the_slow_fleet(arrivals: Arrivals, engines: list[FleetEngine], route: str) -> None:
     names = tuple(engine.name for engine in engines)
     result = run_fleet(arrivals, routed_requests(arrivals, 4), engines, FleetPlan(names, route), 7)
     costs = [routing_costs(engine.model.cost_by_name, engine.config.max_num_batched_tokens) for engine in engines]

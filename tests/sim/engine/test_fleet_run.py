@@ -23,11 +23,11 @@ def run(model: str, output: Path, *flags: str) -> bytes:
     return output.read_bytes()
 
 
-def test_one_replica_gives_the_same_bytes_as_no_fleet(model: str, tmp_path: Path) -> None:
+def test_one_replica_equals_no_fleet(model: str, tmp_path: Path) -> None:
     assert run(model, tmp_path / "a.jsonl") == run(model, tmp_path / "b.jsonl", "--replicas", "1")
 
 
-def test_a_fleet_run_again_gives_the_same_bytes_and_names_each_engine(model: str, tmp_path: Path) -> None:
+def test_fleet_run_is_reproducible(model: str, tmp_path: Path) -> None:
     flags = ("--replicas", "3", "--route", "prefix", "--replay-sessions")
     first = run(model, tmp_path / "a.jsonl", *flags)
     assert first == run(model, tmp_path / "b.jsonl", *flags)
@@ -37,7 +37,7 @@ def test_a_fleet_run_again_gives_the_same_bytes_and_names_each_engine(model: str
     assert len(records) == len(load_trace(Path(TRACE))[1])
 
 
-def test_the_captured_route_sends_each_request_where_it_went(model: str, tmp_path: Path) -> None:
+def test_captured_route(model: str, tmp_path: Path) -> None:
     run(model, tmp_path / "a.jsonl", "--replicas", "3", "--route", "session")
     capture = tmp_path / "a.jsonl"
     flags = ["--latency-model", model, "-o", str(tmp_path / "b.jsonl"), "--route", "captured"]
@@ -56,7 +56,7 @@ def test_the_captured_route_sends_each_request_where_it_went(model: str, tmp_pat
         (["--route", "captured"], "names no upstream"),
     ],
 )
-def test_flags_that_make_no_fleet(model: str, tmp_path: Path, flags: list[str], message: str) -> None:
+def test_fleet_flags_without_a_fleet(model: str, tmp_path: Path, flags: list[str], message: str) -> None:
     with pytest.raises(InputError) as caught:
         main(["run", TRACE, "--latency-model", model, "-o", str(tmp_path / "x.jsonl"), *flags])
     assert message in str(caught.value)

@@ -30,7 +30,7 @@ def case(seed: int, requests: int) -> tuple[list[Arrival], EngineConfig, Model]:
     return objects(arrivals), config, make_model(costs, config, NOISE, placements[seed % len(placements)])
 
 
-def test_every_bit_is_the_readable_schedulers() -> None:
+def test_groups_equal_the_readable_scheduler() -> None:
     preemptions = hits = 0
     for seed in range(60):
         arrivals, config, model = case(seed, 40)

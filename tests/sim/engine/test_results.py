@@ -21,7 +21,7 @@ from tracefile.records.schema import Meta
 
 
 @given(st.lists(st.integers(0, 10**10), max_size=20), st.lists(st.booleans(), min_size=21, max_size=21))
-def test_gaps_are_written_as_json_has_them(parts: list[int], has_token: list[bool]) -> None:
+def test_gaps_are_json(parts: list[int], has_token: list[bool]) -> None:
     """Tokens of a request in some of the steps."""
     delivered_ms = np.cumsum([0, *parts]) / 10**DECIMALS
     steps = [step for step in range(len(delivered_ms)) if has_token[step]]
@@ -43,15 +43,13 @@ def test_gaps_are_written_as_json_has_them(parts: list[int], has_token: list[boo
         min_size=1,
     )
 )
-def test_times_are_rounded_as_python_rounds(times_ms: list[float]) -> None:
+def test_times_round_like_python(times_ms: list[float]) -> None:
     expected = [round(time_ms, DECIMALS) for time_ms in times_ms]
     assert list(map(repr, rounded(np.array(times_ms)).tolist())) == list(map(repr, expected))
 
 
 @given(CONFIGS, st.lists(st.sampled_from([0.0, 1.0, 7.5, 300.0]), min_size=1, max_size=12))
-def test_records_are_in_order_of_their_ends_with_the_requests_in_flight(
-    config: EngineConfig, times_ms: list[float]
-) -> None:
+def test_records_are_in_finish_order_with_concurrency(config: EngineConfig, times_ms: list[float]) -> None:
     records = [make_request(n, arrival_ms=at_ms, prompt=9 + n, output=3) for n, at_ms in enumerate(times_ms)]
     arrivals = objects(plan_arrivals(Meta(block_size=4), records, config.block_size))
     results = results_of(simulate(arrivals, config, make_model(STEP, config)).runs)
@@ -63,7 +61,7 @@ def test_records_are_in_order_of_their_ends_with_the_requests_in_flight(
         assert record.concurrency == max(1, sum(begin <= (came_ms or 0.0) < end for begin, end in spans_ms))
 
 
-def test_requests_come_by_arrival_and_turns_by_the_earliest_time_they_can() -> None:
+def test_requests_are_ordered_by_earliest_arrival() -> None:
     records = [
         make_request(0, arrival_ms=5.0, prompt=8, output=2),
         make_request(1, arrival_ms=90.0, prompt=8, output=2, parent=0),

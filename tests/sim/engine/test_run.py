@@ -91,7 +91,7 @@ def test_cold_prompts_have_no_hits(trace: Path) -> None:
     assert all(record.block_hashes is None for record in cold)
 
 
-def test_sessions_are_inferred_where_the_trace_names_none(trace: Path) -> None:
+def test_sessions_are_inferred(trace: Path) -> None:
     _, captured = load_trace(trace)
     anonymous = [
         msgspec.structs.replace(record, session_id=None, parent_id=None, turn=None, think_ms=None)
@@ -104,7 +104,7 @@ def test_sessions_are_inferred_where_the_trace_names_none(trace: Path) -> None:
     assert all(hashed[record.request_id] == record.parent_id for record in predicted if record.parent_id)
 
 
-def test_what_does_not_fit_is_an_error_not_a_hang(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_large_request_is_an_error(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, predicted = run(trace, "--num-gpu-blocks", "100", "--json")
     failed = [record for record in predicted if record.status == "error"]
     assert failed
@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_an_error_not_a_hang(trace: Path, capsys: pytest.Ca
     assert 0.0 < summary["hit_rate"] < 1.0
 
 
-def test_an_engine_that_can_serve_nobody_is_code_1(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_engine_without_served_requests_is_exit_code_1(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = trace.with_name("nobody.jsonl")
     arguments = ["run", str(trace), "--latency-model", str(trace.with_name("model.json")), "-o", str(output)]
     assert main([*arguments, "--num-gpu-blocks", "2"]) == 1
@@ -125,7 +125,7 @@ def test_an_engine_that_can_serve_nobody_is_code_1(trace: Path, capsys: pytest.C
     assert f"{len(predicted)} too long for this engine" in capsys.readouterr().out
 
 
-def test_a_trace_of_the_fit_is_refused(trace: Path, model: Model, tmp_path: Path) -> None:
+def test_fitted_trace_is_rejected(trace: Path, model: Model, tmp_path: Path) -> None:
     hashed = FitTrace(digest=trace_digest(trace), name="capture.jsonl", requests=50)
     save_model(msgspec.structs.replace(model, fitted_on=[hashed]), tmp_path / "model.json")
     with pytest.raises(InputError, match="fitted on this trace"):
@@ -134,7 +134,7 @@ def test_a_trace_of_the_fit_is_refused(trace: Path, model: Model, tmp_path: Path
 
 
 @pytest.mark.parametrize("fact", ["sliding_window", "kv_cache_groups"])
-def test_other_attention_is_refused(fact: str, trace: Path, tmp_path: Path) -> None:
+def test_other_attention_is_rejected(fact: str, trace: Path, tmp_path: Path) -> None:
     meta, records = load_trace(trace)
     printed = msgspec.structs.replace(meta, engine=Engine(name="vllm", extra={fact: 4096}))
     path = write(tmp_path / "window.jsonl", records, printed)

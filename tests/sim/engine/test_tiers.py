@@ -61,7 +61,7 @@ def test_a_loading_request_waits_while_others_run() -> None:
     assert (traffic.loads, traffic.loaded_tokens, traffic.stored_blocks, traffic.host_blocks) == (1, 12, 9, 8)
 
 
-def test_the_leaf_goes_first_when_the_engine_was_idle() -> None:
+def test_last_block_is_evicted_first() -> None:
     """Of the first's blocks on the host the third and the fourth make room; the pool has the root."""
     state = run(chained(*AGAIN), host_blocks=6)
     assert cached(state) == [0, 0, 8]
@@ -73,7 +73,7 @@ def test_resident_blocks_are_of_current_lives() -> None:
     assert (traffic.loads, traffic.stored_blocks, traffic.host_blocks) == (1, 13, 4)
 
 
-def test_links_that_cost_nothing_and_a_large_host_hit_like_an_unlimited_pool() -> None:
+def test_free_links_and_large_host_equal_an_unlimited_pool() -> None:
     rng = np.random.default_rng(1)
     chains = [[int(root), *(10 * int(root) + step for step in range(1, 4))] for root in rng.integers(1, 9, 60)]
     arrivals = chained(*((50.0 * number, chain, 1) for number, chain in enumerate(chains)))
@@ -90,7 +90,7 @@ def shared_load(seed: int, requests: int) -> Arrivals:
 
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10_000), host=st.sampled_from([16, 40, 400]), ahead=st.booleans())
-def test_no_block_is_lost_and_no_hit_is_more_than_an_unlimited_cache_has(*, seed: int, host: int, ahead: bool) -> None:
+def test_host_memory_never_exceeds_an_unlimited_cache(*, seed: int, host: int, ahead: bool) -> None:
     config = EngineConfig(
         block_size=4, num_gpu_blocks=40, max_num_seqs=4, max_num_batched_tokens=32, async_scheduling=ahead
     )
@@ -134,12 +134,12 @@ def assert_hits_are_possible(arrivals: Arrivals, run: Simulation) -> None:
         ({"host_blocks": 5}, "--kv-bytes-per-token: not set; expected the KV cache's bytes of a token"),
     ],
 )
-def test_a_deployment_that_cannot_be_is_refused_in_a_line(deployed: dict[str, Any], message: str) -> None:
+def test_impossible_deployment_is_one_line(deployed: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as refused:
         Deployment(**deployed)
     assert str(refused.value).startswith(message)
 
 
-def test_a_tier_smaller_than_a_prompt_is_refused() -> None:
+def test_too_small_host_memory_is_rejected() -> None:
     with pytest.raises(InputError, match="--host-blocks: 3 blocks; expected 5 or more, as many as the longest prompt"):
         Deployment(**LINK, host_blocks=3).require_host_capacity(chained(*AGAIN), 4)

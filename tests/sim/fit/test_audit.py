@@ -62,19 +62,19 @@ def audited(auditor: Auditor, records: list[Record], capsys: pytest.CaptureFixtu
     return found
 
 
-def test_an_engine_that_keeps_the_rules_agrees(
+def test_engine_with_vllms_rules_agrees(
     auditor: Auditor, truth: list[Record], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert auditor.run(truth, "--min-exact-share", "1") == 0
     assert "40 of 40 requests (100.0%) have the cached tokens that the rules give them" in capsys.readouterr().out
 
 
-def test_a_gate_that_is_not_reached(auditor: Auditor, truth: list[Record], capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_audit_gate(auditor: Auditor, truth: list[Record], capsys: pytest.CaptureFixture[str]) -> None:
     assert auditor.run([changed(truth[0], 17), *truth[1:]], "--min-exact-share", "1") == 1
     assert "reported is no multiple of 32: another block size" in capsys.readouterr().out
 
 
-def test_what_was_cached_before_the_capture(
+def test_cache_filled_before_the_capture(
     auditor: Auditor, truth: list[Record], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A first request on blocks that nobody else has: whatever it hit is not of this trace."""
@@ -88,7 +88,7 @@ def test_what_was_cached_before_the_capture(
     assert causes == {alone.request_id: "cached before the capture, or part of an output whose ids are unknown"}
 
 
-def test_a_request_that_the_settings_could_never_serve(
+def test_request_too_large_for_the_settings(
     auditor: Auditor, truth: list[Record], capsys: pytest.CaptureFixture[str]
 ) -> None:
     largest = max(record.prompt_tokens or 0 for record in truth)
@@ -97,13 +97,13 @@ def test_a_request_that_the_settings_could_never_serve(
     assert "never served under these settings" in {one["cause"] for one in audit["differences"]}
 
 
-def test_a_trace_that_reports_nothing_is_refused(auditor: Auditor, truth: list[Record]) -> None:
+def test_trace_without_cached_tokens_is_rejected(auditor: Auditor, truth: list[Record]) -> None:
     silent = [msgspec.structs.replace(record, cached_tokens=None) for record in truth]
     with pytest.raises(InputError, match="cached_tokens: no record has any"):
         auditor.run(silent)
 
 
-def test_a_trace_of_sglang_is_refused(auditor: Auditor, truth: list[Record]) -> None:
+def test_sglang_trace_is_rejected(auditor: Auditor, truth: list[Record]) -> None:
     auditor.tell(Engine(name="sglang"))
     with pytest.raises(InputError, match="of SGLang; expected sim pool --engine sglang, which compares the hits"):
         auditor.run(truth)
@@ -123,7 +123,7 @@ def admitted(hashes: list[int], cached: int) -> SimulatedRequest:
     return request
 
 
-def test_a_hit_of_the_whole_known_chain_is_not_beyond_the_trace() -> None:
+def test_hit_of_the_complete_chain() -> None:
     """Two blocks of four tokens were reported: all that the trace has of this request, and another one has them too."""
     for others, reported, said in (
         ([1, 2, 3], 8, None),

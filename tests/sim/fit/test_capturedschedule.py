@@ -11,7 +11,7 @@ from tracefile.records.schema import BlockHash, Record, RequestId
 @pytest.mark.parametrize(
     ("seeds", "ahead", "late_ms"), [(range(16), False, 0.0), (range(1, 9), True, 0.0), (range(1, 7), False, 2.0)]
 )
-def test_admissions_are_the_engines_own(seeds: range, ahead: bool, late_ms: float) -> None:
+def test_admissions_equal_the_engine(seeds: range, ahead: bool, late_ms: float) -> None:
     """Nothing of the model of time is given, nor what was cached; reads may come late, where no step is so short."""
     for seed in seeds:
         engine = captured_loads.random_engine(seed, async_scheduling=ahead)
@@ -24,7 +24,7 @@ def test_admissions_are_the_engines_own(seeds: range, ahead: bool, late_ms: floa
         assert [request.cached_tokens for request in found.requests] == [record.cached_tokens for record in truth]
 
 
-def test_preemptions_come_out_of_the_rules() -> None:
+def test_preemptions_come_from_the_rules() -> None:
     """Two requests of two blocks whose third does not fit beside the other's, in 5 usable blocks."""
     engine = EngineConfig(num_gpu_blocks=6, block_size=32, async_scheduling=False)
     records = [asked(name, at_ms, 60, 40, first) for name, at_ms, first in [("a", 0.0, 1), ("b", 1.0, 11)]]
@@ -35,7 +35,7 @@ def test_preemptions_come_out_of_the_rules() -> None:
     assert [request.preemptions for request in found.requests] == [record.preemptions for record in truth]
 
 
-def test_reported_cached_tokens_are_not_looked_at() -> None:
+def test_reported_cached_tokens_are_not_used() -> None:
     engine = captured_loads.random_engine(3)
     truth = captured_loads.captured(captured_loads.RandomLoad(3).records(30), engine)
     wrong = [msgspec.structs.replace(record, cached_tokens=0) for record in truth]
@@ -43,7 +43,7 @@ def test_reported_cached_tokens_are_not_looked_at() -> None:
     assert [request.cached_tokens for request in found.requests] == [record.cached_tokens for record in truth]
 
 
-def test_blocks_are_back_when_the_client_has_left() -> None:
+def test_abort_frees_blocks_at_its_time() -> None:
     """``a`` leaves long before its end and before ``b`` comes, which needs all blocks; ``c`` finds nothing of a."""
     engine = EngineConfig(num_gpu_blocks=6, block_size=32, async_scheduling=False)
     left = msgspec.structs.replace(
@@ -57,7 +57,7 @@ def test_blocks_are_back_when_the_client_has_left() -> None:
     assert [request.cached_tokens for request in found.requests] == [0, 0, 0]
 
 
-def test_a_client_that_stays_without_a_token_keeps_its_blocks() -> None:
+def test_waiting_client_keeps_its_blocks() -> None:
     """No read tells when ``a`` computes on, but it is there until its client leaves: ``b``, which needs all, waits."""
     engine = EngineConfig(num_gpu_blocks=6, block_size=32, async_scheduling=False)
     stays = msgspec.structs.replace(
@@ -69,7 +69,7 @@ def test_a_client_that_stays_without_a_token_keeps_its_blocks() -> None:
     assert [request.admitted_ms for request in found.requests] == [0.0, 1000.0]
 
 
-def test_a_response_in_one_piece_keeps_its_blocks_to_its_end() -> None:
+def test_non_streamed_response_keeps_its_blocks() -> None:
     """Not streamed: only the end is known, and a second request that came meanwhile shares its prompt."""
     engine = EngineConfig(num_gpu_blocks=40, block_size=32, async_scheduling=False)
     whole = msgspec.structs.replace(asked("a", 0.0, 70, 20, 1), stream=False, e2e_ms=400.0)

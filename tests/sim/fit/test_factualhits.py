@@ -40,12 +40,12 @@ def request(name: str, cached: int) -> Request:
     return Request(name, 4 * SIZE + 1, 8, vec[i64](CHAIN), num_keys=4, hit_limit=cached // SIZE)
 
 
-def test_as_many_blocks_are_hit_as_were_reported() -> None:
+def test_reported_hits_are_used() -> None:
     cache = FactualCache(SIZE)
     assert [cache.look_up(request(name, cached)) for name, cached in (("a", 0), ("b", 48), ("c", 32))] == [0, 48, 32]
 
 
-def test_held_blocks_of_the_same_content_are_hit_and_others_where_none_is_held() -> None:
+def test_referenced_blocks_are_hit_first() -> None:
     cache, (a, b, c) = FactualCache(SIZE), (request("a", 0), request("b", 48), request("c", 32))
     for one, held_before in ((a, 0), (b, 3), (c, 2)):
         before = cache.pool.num_repeated
@@ -60,7 +60,7 @@ def test_held_blocks_of_the_same_content_are_hit_and_others_where_none_is_held()
     assert cache.pool.num_repeated == 0
 
 
-def test_a_capture_whose_hits_have_keys_unknown_gets_keys_of_its_own() -> None:
+def test_hits_without_hashes_get_unique_keys() -> None:
     records = [asked("a", 0.0, 0), asked("b", 0.0, 48)]
     for record in records:
         record.block_hashes = record.block_hashes[:2] if record.block_hashes else None
@@ -70,7 +70,7 @@ def test_a_capture_whose_hits_have_keys_unknown_gets_keys_of_its_own() -> None:
     assert [cache.look_up(one) for one in requests] == [0, 48]
 
 
-def test_the_step_loop_shares_reported_hits_too() -> None:
+def test_step_loop_uses_reported_hits() -> None:
     """Two requests at once that hit three blocks each: one of the two reads is repeated."""
     records = [asked("a", 0.0, 48), asked("b", 0.0, 48)]
     config = EngineConfig(num_gpu_blocks=100, block_size=SIZE, async_scheduling=False)

@@ -68,7 +68,7 @@ def assert_recovered(truth: Model, found: Model) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_noisy_engine_is_recovered(learn: Learn, seed: int) -> None:
+def test_noisy_engine_is_fitted(learn: Learn, seed: int) -> None:
     truth = default_model()
     fitted = learn(truth, seed)
     assert_recovered(truth, fitted.model)
@@ -76,7 +76,7 @@ def test_a_noisy_engine_is_recovered(learn: Learn, seed: int) -> None:
     assert fitted.model.diagnostics["errors"]["median_abs"] < 0.03
 
 
-def test_another_engine_and_its_scheduling_are_recovered(learn: Learn) -> None:
+def test_scheduling_is_fitted(learn: Learn) -> None:
     """Faster steps, cheaper attention, dearer KV, a serial front end, composing ahead."""
     step = {
         "t0_ms": 1.5,
@@ -98,14 +98,14 @@ def test_another_engine_and_its_scheduling_are_recovered(learn: Learn) -> None:
     assert_recovered(truth, learn(truth, 5).model)
 
 
-def test_a_front_end_on_the_engines_core_is_told_and_recovered(learn: Learn) -> None:
+def test_shared_core_is_fitted(learn: Learn) -> None:
     truth = msgspec.structs.replace(default_model(), frontend_placement="shared_core")
     found = learn(truth, 13, frontend=None).model
     assert found.frontend_placement == "shared_core"
     assert_recovered(truth, found)
 
 
-def test_the_scheduling_is_tried_where_nobody_tells_it(tmp_path: Path, synthetic: ModuleType) -> None:
+def test_unknown_scheduling_is_tried(tmp_path: Path, synthetic: ModuleType) -> None:
     for ahead in (False, True):
         truth = default_model()
         truth = msgspec.structs.replace(truth, engine=replace(truth.engine, async_scheduling=ahead))
@@ -116,7 +116,7 @@ def test_the_scheduling_is_tried_where_nobody_tells_it(tmp_path: Path, synthetic
         assert fitted.model.engine.async_scheduling == ahead
 
 
-def test_load_does_not_lead_the_loop_astray(tmp_path: Path, synthetic: ModuleType) -> None:
+def test_fit_converges_under_load(tmp_path: Path, synthetic: ModuleType) -> None:
     """A capture in saturation: a run of its own would drift from it, one that keeps to the seen tokens does not."""
     truth = default_model()
     load = synthetic.calibration(20, prompts=25, mixed=150)
@@ -133,7 +133,7 @@ def test_load_does_not_lead_the_loop_astray(tmp_path: Path, synthetic: ModuleTyp
         assert found.parameters[name].value == pytest.approx(truth.parameters[name].value, rel=0.15), name
 
 
-def test_one_capture_one_model(learn: Learn, tmp_path: Path) -> None:
+def test_fit_is_reproducible(learn: Learn, tmp_path: Path) -> None:
     truth = default_model()
     first, second = learn(truth, 9).model, learn(truth, 9).model
     names = {"fitted_on"}
@@ -142,7 +142,7 @@ def test_one_capture_one_model(learn: Learn, tmp_path: Path) -> None:
     assert first.fit_digests == second.fit_digests
 
 
-def test_decodes_alone_leave_prefill_terms_open(tmp_path: Path, synthetic: ModuleType) -> None:
+def test_decodes_do_not_identify_prefill_terms(tmp_path: Path, synthetic: ModuleType) -> None:
     """Cold prompts within one small chunk: nothing is deep, so attention's cost cannot be told."""
     records = [
         record
@@ -158,7 +158,7 @@ def test_decodes_alone_leave_prefill_terms_open(tmp_path: Path, synthetic: Modul
     assert not fitted.model.parameters["per_attention_token2_ms"].identified
 
 
-def test_cached_tokens_do_without_hashes(tmp_path: Path, synthetic: ModuleType) -> None:
+def test_cached_tokens_replace_hashes(tmp_path: Path, synthetic: ModuleType) -> None:
     truth = default_model()
     hashed = synthetic.capture(synthetic.calibration(14, prompts=25, mixed=30), truth)
     bare = [msgspec.structs.replace(one, block_hashes=None, output_block_hashes=None) for one in hashed]
@@ -178,7 +178,7 @@ def test_cached_tokens_do_without_hashes(tmp_path: Path, synthetic: ModuleType) 
         fit_traces(FitConfig((path,), tmp_path / "m.json", {}))
 
 
-def test_too_little_is_refused(tmp_path: Path, synthetic: ModuleType) -> None:
+def test_too_small_capture_is_rejected(tmp_path: Path, synthetic: ModuleType) -> None:
     truth = default_model()
     records = synthetic.capture(synthetic.calibration(11), truth)
     few = write(tmp_path / "few.jsonl", records[:12], engine_of(truth))
@@ -256,7 +256,7 @@ def test_no_parameter_is_negative() -> None:
     assert found[0] > 0.0
 
 
-def test_noise_is_found_by_length_of_step_and_with_its_mood() -> None:
+def test_noise_by_step_length_and_autocorrelation() -> None:
     """Steps of 10 ms that vary by 20 %, steps of 400 ms that vary by 2 %, and luck of which half lasts for 300 ms."""
     ladder = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
     noise = Noise(
@@ -278,7 +278,7 @@ def test_noise_is_found_by_length_of_step_and_with_its_mood() -> None:
     assert found.correlation_time_ms == pytest.approx(300.0, rel=0.5)
 
 
-def test_steps_that_were_seen_together_vary_less_than_one() -> None:
+def test_merged_steps_have_less_noise() -> None:
     rng = np.random.default_rng(2)
     sums = [float(np.exp(0.1 * rng.standard_normal(4)).sum()) * 100.0 for _ in range(400)]
     together = replace(observations([[4.0]] * 400, sums, [True] * 400), steps=np.full(400, 4))
@@ -286,14 +286,14 @@ def test_steps_that_were_seen_together_vary_less_than_one() -> None:
     assert row[LEVELS.index(0.9)] - row[LEVELS.index(0.1)] == pytest.approx(2 * 1.2816 * 0.1, rel=0.15)
 
 
-def test_a_late_read_is_not_taken_for_a_quick_step() -> None:
+def test_late_read_is_no_fast_step() -> None:
     """Every tenth of the prefills' ends was read 80 ms late: one looks as much longer as the next looks shorter."""
     seen = [100.0 + 80.0 * (number % 10 == 0) - 80.0 * (number % 10 == 1) for number in range(400)]
     row = estimate_noise(observations([[1.0]] * 400, seen, [True] * 400), vector(100.0)).step_log_ratio[0]
     assert row == pytest.approx([0.0] * len(LEVELS), abs=1e-6)
 
 
-def test_the_steps_noise_is_taken_out_of_the_api_servers() -> None:
+def test_api_server_noise_excludes_step_noise() -> None:
     """An API server of 20 ms that varies by 10 % before steps of 10 ms that vary by 20 %: 2 ms each."""
     rng = np.random.default_rng(8)
     steps = [10.0 * float(np.exp(0.2 * one)) for one in rng.standard_normal(1200)]
@@ -312,7 +312,7 @@ def test_the_steps_noise_is_taken_out_of_the_api_servers() -> None:
     assert row[LEVELS.index(0.8)] - row[LEVELS.index(0.2)] == pytest.approx(2 * 0.8416 * 0.1, rel=0.15)
 
 
-def test_drift_is_how_captures_differ() -> None:
+def test_drift_is_the_variation_between_captures() -> None:
     """Six captures of one engine, each steady, at speeds that differ by 10 %; then one alone, which says nothing."""
     rng = np.random.default_rng(5)
     parts = []
@@ -335,7 +335,7 @@ def test_drift_is_how_captures_differ() -> None:
     assert estimate_drift(nothing, vector(10.0)) == Drift(0.0, 0)
 
 
-def test_terms_are_chosen_by_what_they_predict_elsewhere() -> None:
+def test_terms_are_selected_on_held_out_data() -> None:
     """Two captures of an engine with a cost per chunk, and of one without: taken in where it is, left out where not."""
     rng = np.random.default_rng(6)
 
@@ -362,7 +362,7 @@ def test_terms_are_chosen_by_what_they_predict_elsewhere() -> None:
     assert tells[-1].extra_terms == ("per_prefill_chunk_ms",)
 
 
-def test_a_client_that_left_before_its_first_token_was_seen_to_wait() -> None:
+def test_aborted_request_without_token_is_waiting() -> None:
     """Its TTFT is longer than its time; an error, and an end without times, tell nothing."""
     records = [
         Record(request_id=RequestId("left"), status="client_abort", e2e_ms=7.0),

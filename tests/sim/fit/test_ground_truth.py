@@ -37,7 +37,7 @@ def widths(model: Model) -> np.ndarray:
     return np.array([((one.high or 0.0) - (one.low or 0.0)) / one.value for one in model.parameters.values()])
 
 
-def test_every_parameter_is_found_within_a_twentieth_or_its_interval(tmp_path: Path) -> None:
+def test_parameters_are_within_5_percent_or_interval(tmp_path: Path) -> None:
     truth = default_model()
     found = learn(tmp_path, truth, seed=1, spread=0.05, flags="--number 78")
     for name, parameter in truth.parameters.items():
@@ -47,7 +47,7 @@ def test_every_parameter_is_found_within_a_twentieth_or_its_interval(tmp_path: P
         assert near or (got.low or 0.0) <= parameter.value <= (got.high or 0.0), name
 
 
-def test_one_round_on_an_engine_ten_times_as_fast_is_enough_where_nothing_is_noisy(tmp_path: Path) -> None:
+def test_one_round_identifies_a_noise_free_engine(tmp_path: Path) -> None:
     slow = default_model()
     faster = {
         name: msgspec.structs.replace(one, value=one.value / 10) if name.startswith(("t0", "per_")) else one
@@ -60,7 +60,7 @@ def test_one_round_on_an_engine_ten_times_as_fast_is_enough_where_nothing_is_noi
 
 
 @pytest.mark.parametrize("placement", ["parallel", "shared_core"])
-def test_a_first_tokens_delivery_is_noticed_and_found(tmp_path: Path, placement: FrontendPlacement) -> None:
+def test_delivery_term_is_fitted(tmp_path: Path, placement: FrontendPlacement) -> None:
     """No flag tells of it: it is a term that predicts what it was not fitted on."""
     delivery = Parameter(value=0.0004, unit="ms/token")
     model = default_model()
@@ -77,7 +77,7 @@ def test_a_first_tokens_delivery_is_noticed_and_found(tmp_path: Path, placement:
         assert near or low - slack <= parameter.value <= high + slack, name
 
 
-def test_shared_context_and_rests_are_found(tmp_path: Path) -> None:
+def test_repeated_reads_and_idle_terms_are_fitted(tmp_path: Path) -> None:
     """A block that several outputs read costs a quarter as much again; a rest costs a step, and its prompt's past."""
     model = default_model()
     costs = {"per_kv_token_ms": 2e-4, "per_repeated_kv_token_ms": 5e-5}
@@ -92,7 +92,7 @@ def test_shared_context_and_rests_are_found(tmp_path: Path) -> None:
         assert (got.low or 0.0) - slack <= value <= (got.high or 0.0) + slack, (name, got)
 
 
-def test_an_engine_of_uneven_steps_widens_what_the_fit_says(tmp_path: Path) -> None:
+def test_noisy_steps_widen_intervals(tmp_path: Path) -> None:
     """Steps four times as uneven: intervals and noise grow with them."""
     truth = default_model()
     even, uneven = (learn(tmp_path, truth, seed=3, spread=spread, flags="--number 78") for spread in (0.05, 0.2))
@@ -102,7 +102,7 @@ def test_an_engine_of_uneven_steps_widens_what_the_fit_says(tmp_path: Path) -> N
     assert noise[1] > 2 * noise[0]
 
 
-def test_answers_that_come_late_by_chance_widen_the_front_ends_share(tmp_path: Path) -> None:
+def test_late_responses_widen_api_server_noise(tmp_path: Path) -> None:
     """Up to 12 ms, where the front end takes 7: no parameter holds that, so it is noise."""
     truth = default_model()
     prompt, late = (
@@ -111,7 +111,7 @@ def test_answers_that_come_late_by_chance_widen_the_front_ends_share(tmp_path: P
     assert np.ptp(late.noise.frontend_log_ratio) > 2 * np.ptp(prompt.noise.frontend_log_ratio)
 
 
-def test_work_that_no_term_counts_widens_the_steps_noise(tmp_path: Path) -> None:
+def test_unmodelled_work_widens_step_noise(tmp_path: Path) -> None:
     """An engine that takes 20 ms for every chunk, fitted as if none did."""
     model = default_model()
     chunk = Parameter(value=20.0, unit="ms/chunk")

@@ -40,7 +40,7 @@ ALL = Coverage(
         ({"longest_warm": 0}, "frontend_ms_per_prompt_token", "no prompt was warm"),
     ],
 )
-def test_what_is_lacking_is_named(changes: dict[str, int], parameter: str, said: str) -> None:
+def test_missing_load_is_named(changes: dict[str, int], parameter: str, said: str) -> None:
     assert lack(parameter, replace(ALL, **changes)) == said
     assert lack(parameter, ALL) is None
 
@@ -71,7 +71,7 @@ def fit(folder: Path, flags: str) -> Fitted:
         ),
     ],
 )
-def test_a_load_that_lacks_something_leaves_it_open(tmp_path: Path, load: str, lacking: dict[str, str]) -> None:
+def test_incomplete_load_leaves_terms_unidentified(tmp_path: Path, load: str, lacking: dict[str, str]) -> None:
     fitted = fit(tmp_path, f"--number 60 --output-tokens 8:24 {load}")
     found = {one.name: one for one in fitted.unidentified}
     said = "\n".join(describe_open(fitted.unidentified, fitted.model.diagnostics["next_capture"])).replace(
@@ -88,7 +88,7 @@ def test_a_load_that_lacks_something_leaves_it_open(tmp_path: Path, load: str, l
     assert (config.pattern, str(config.prompt_tokens)) == ("calibration", "64:10000")
 
 
-def test_the_designed_load_leaves_nothing_open(tmp_path: Path) -> None:
+def test_calibration_load_identifies_all_terms(tmp_path: Path) -> None:
     fitted = fit(tmp_path, "--pattern calibration --number 78 --seed 5")
     assert fitted.unidentified == []
     assert fitted.model.diagnostics["next_capture"] is None
@@ -106,7 +106,7 @@ def test_the_designed_load_leaves_nothing_open(tmp_path: Path) -> None:
         (EngineConfig(num_gpu_blocks=10_000, max_model_len=4096), "64:2700", 16),
     ],
 )
-def test_the_next_capture_is_one_that_the_engine_can_take(engine: EngineConfig, prompts: str, parallel: int) -> None:
+def test_suggested_capture_fits_the_engine(engine: EngineConfig, prompts: str, parallel: int) -> None:
     command = next_capture(engine)
     config = parse_config(shlex.split(command.removeprefix("loadgen ")))
     assert (str(config.prompt_tokens), config.parallel) == (prompts, parallel)

@@ -30,14 +30,14 @@ def model(folder: Path) -> Model:
     ).model
 
 
-def test_open_costs_are_drawn_towards_their_defaults(model: Model) -> None:
+def test_unidentified_terms_are_regularized(model: Model) -> None:
     decode = model.parameters["per_decode_ms"]
     assert not decode.identified
     assert (decode.note or "").endswith("; drawn towards 0.1 × t0_ms")
     assert "  (not identified)" in "".join(describe_fit(model))
 
 
-def test_a_forecast_that_depends_on_open_costs_says_so(folder: Path, model: Model) -> None:
+def test_forecast_with_unidentified_terms_gives_a_warning(folder: Path, model: Model) -> None:
     path = folder / "calibration-1.jsonl"
     arrivals = plan_arrivals(*load_trace(path), model.engine.block_size, path=str(path))
     point = run_point(arrivals, model.engine, model)

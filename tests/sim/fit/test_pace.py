@@ -52,7 +52,7 @@ def slower(model: Model, factor: float) -> Model:
     return msgspec.structs.replace(model, parameters=costs)
 
 
-def test_the_pace_of_a_slower_engine_is_its_factor(tmp_path: Path) -> None:
+def test_pace_of_a_slower_engine(tmp_path: Path) -> None:
     model = default_model()
     path = capture(tmp_path / "c.jsonl", slower(model, 1.25))
     meta, records = load_trace(path)
@@ -76,16 +76,14 @@ def test_the_pace_of_a_slower_engine_is_its_factor(tmp_path: Path) -> None:
         (1.04, 0.5, 0.0, "too uncertain to say"),
     ],
 )
-def test_a_model_holds_while_its_captures_differ_as_much(
+def test_model_fits_within_its_captures_variation(
     factor: float, log_sd: float, drift_log_sd: float, verdict: str
 ) -> None:
     model = msgspec.structs.replace(default_model(), drift_log_sd=drift_log_sd)
     assert describe_pace(Pace(factor, log_sd, 7, 800), "c.jsonl", model).endswith(verdict)
 
 
-def test_a_model_is_scaled_and_may_not_be_judged_by_what_scaled_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scaling_trace_cannot_validate_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, path = default_model(), capture(tmp_path / "c.jsonl", slower(default_model(), 0.8))
     save_model(model, tmp_path / "m.json")
     argv = [
@@ -106,7 +104,7 @@ def test_a_model_is_scaled_and_may_not_be_judged_by_what_scaled_it(
         main(["validate", str(path), "--latency-model", str(tmp_path / "n.json")])
 
 
-def test_a_capture_of_several_engines_is_refused(tmp_path: Path) -> None:
+def test_capture_of_several_engines_is_rejected(tmp_path: Path) -> None:
     meta, records = load_trace(capture(tmp_path / "c.jsonl", default_model()))
     for number, record in enumerate(records):
         record.upstream = f"engine-{number % 2}"

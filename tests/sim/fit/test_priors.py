@@ -49,7 +49,7 @@ COSTS = st.fixed_dictionaries(
 
 @given(costs=COSTS, seed=st.integers(0, 99))
 @settings(max_examples=15, deadline=None)
-def test_a_default_is_a_row_of_the_normal_equations(costs: dict[int, float], seed: int) -> None:
+def test_default_is_a_regularization_row(costs: dict[int, float], seed: int) -> None:
     """Against the stacked system that says the same, solved without normal equations."""
     names = ["per_decode_ms", "per_kv_token_ms", "frontend_base_ms"]
     parameters = np.zeros(len(TERMS))
@@ -64,7 +64,7 @@ def test_a_default_is_a_row_of_the_normal_equations(costs: dict[int, float], see
     assert np.linalg.solve(rows.T @ rows + more, rows.T @ targets + of_it) == pytest.approx(oracle, rel=1e-4, abs=1e-9)
 
 
-def test_a_term_without_any_count_gets_its_default() -> None:
+def test_term_without_counts_is_its_default() -> None:
     costs = {STEPS: 10.0, PREFILL_TOKENS: 0.02}
     seen = observed(costs, seed=1)
     assumed = default_priors(["per_decode_ms", "prefill_step_ms"], solve(seen, FREE).parameters)

@@ -43,9 +43,7 @@ def calibrate(captures: Path, output: Path, *flags: str) -> int:
     return main(["calibrate", str(captures / "fit.jsonl"), "-o", str(output), *STEP, *QUICK, *shape(captures), *flags])
 
 
-def test_it_fits_and_then_validates_on_the_gate(
-    captures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_calibrate_fits_then_validates(captures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, gate = tmp_path / "model.json", captures / "gate.jsonl"
     calibrate(captures, model, "--against", str(gate), "--json")
     printed = capsys.readouterr()
@@ -86,14 +84,14 @@ def test_it_fits_and_then_validates_on_the_gate(
         (("--against", "gate.jsonl", "--members", "0"), "--members 0: expected 1 or more"),
     ],
 )
-def test_refusals(captures: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], said: str) -> None:
+def test_rejected_input(captures: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], said: str) -> None:
     monkeypatch.chdir(captures)
     with pytest.raises(InputError, match=said):
         main(["calibrate", "-o", "never.json", "fit.jsonl", *flags])
     assert not Path("never.json").exists()
 
 
-def test_a_part_of_a_capture_to_fit_is_no_capture_to_validate_on(captures: Path, tmp_path: Path) -> None:
+def test_part_of_a_fitted_capture_cannot_validate(captures: Path, tmp_path: Path) -> None:
     meta, records = load_trace(captures / "fit.jsonl")
     with TraceWriter(tmp_path / "part.jsonl", meta) as writer:
         for record in records[40:60]:

@@ -44,13 +44,13 @@ LONG = Measure(value=span(None, 5000.0))
         ("turns2+.ttft.p50<=1s", False, True),  # no such number
     ],
 )
-def test_a_scenario_passes_if_its_members_agree(gate: str, passed: bool, sure: bool) -> None:
+def test_scenario_passes_if_members_agree(gate: str, passed: bool, sure: bool) -> None:
     measures = {"hit_rate": HITS, "ttft__all__p95": TTFT, "ttft__all__p99": LONG}
     (found,) = evaluate([parse_limit("--gate", gate, KEYS)], [row("x", **measures)])
     assert (found.passed, found.sure) == (passed, sure)
 
 
-def test_without_a_scenario_the_base_is_judged() -> None:
+def test_without_a_scenario_the_base_is_evaluated() -> None:
     rows = [
         replace(row(name, hit_rate=Measure(value=span(middle))), kind=kind)
         for name, kind, middle in (("c", "capture", 0.9), ("b", "base", 0.4))
@@ -76,12 +76,12 @@ def test_without_a_scenario_the_base_is_judged() -> None:
         ("speed>=1", "no metric 'speed'"),
     ],
 )
-def test_a_gate_that_nothing_can_be_held_to_is_refused(gate: str, message: str) -> None:
+def test_gate_without_a_value_is_rejected(gate: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_limit("--gate", gate, KEYS)
 
 
-def test_the_workflows_command_is_taken() -> None:
+def test_workflow_command_parses() -> None:
     text = (Path(__file__).parents[3] / "deploy" / "github" / "what-if.yml").read_text()
     for gate in ("hit_rate.difference>=-1%", "ttft.p95.ratio<=1.05"):
         assert f"--gate '{gate}'" in text
@@ -91,7 +91,7 @@ def test_the_workflows_command_is_taken() -> None:
     assert "fetch-depth: 2" in text
 
 
-def test_the_exit_code_is_the_gates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_code_by_gates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_shared(tmp_path / "t.jsonl", 30, 400.0)
     save_model(default_model(), tmp_path / "model.json")
     cold = ["what-if", str(tmp_path / "t.jsonl"), "--latency-model", str(tmp_path / "model.json"), "--cold-prompts"]

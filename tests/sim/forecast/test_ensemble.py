@@ -58,7 +58,7 @@ def drawn_model() -> Model:
     return msgspec.structs.replace(model, draws=[[value * share for value in row] for share in (0.9, 1.0, 1.3)])
 
 
-def test_a_member_is_the_same_run_as_by_itself(arrivals: Arrivals) -> None:
+def test_member_equals_a_single_run(arrivals: Arrivals) -> None:
     model = drawn_model()
     drawn = members(model, 4, seed=5)
     found = forecast(arrivals, model.engine, drawn, seed=None)
@@ -82,14 +82,14 @@ def nan_or(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def test_every_draw_is_taken_before_any_is_taken_again() -> None:
+def test_draws_are_used_evenly() -> None:
     model = drawn_model()
     t0 = model.parameters["t0_ms"].value
     taken = [member.costs[STEPS] / t0 for member in members(model, 6, seed=0)]
     assert sorted(round(share, 9) for share in taken) == [0.9, 0.9, 1.0, 1.0, 1.3, 1.3]
 
 
-def test_drift_is_one_speed_for_all_of_a_member() -> None:
+def test_drift_is_one_speed_per_member() -> None:
     model = msgspec.structs.replace(default_model(), drift_log_sd=0.1)
     drawn = members(model, 101, seed=0)
     speeds = np.array([member.costs[STEPS] / model.costs[STEPS] for member in drawn])
@@ -100,7 +100,7 @@ def test_drift_is_one_speed_for_all_of_a_member() -> None:
         assert member.costs[DECODES] == pytest.approx(model.costs[DECODES] * speed)
 
 
-def test_drift_that_few_captures_told_has_heavier_tails() -> None:
+def test_drift_from_few_captures_has_heavier_tails() -> None:
     model = msgspec.structs.replace(default_model(), drift_log_sd=0.1, drift_freedom=5)
     drawn = members(model, 201, seed=0)
     logs = np.sort(np.log([member.costs[STEPS] / model.costs[STEPS] for member in drawn]))
@@ -109,7 +109,7 @@ def test_drift_that_few_captures_told_has_heavier_tails() -> None:
     assert np.median(logs) == pytest.approx(0.0)
 
 
-def test_the_same_luck_meets_another_cache(arrivals: Arrivals) -> None:
+def test_scenarios_share_random_numbers(arrivals: Arrivals) -> None:
     """Nothing is shared in the isolated prompts' first turns: with caching off they come out the same, member by
     member."""
     drawn = members(drawn_model(), 3, seed=1)
@@ -122,7 +122,7 @@ def test_the_same_luck_meets_another_cache(arrivals: Arrivals) -> None:
     assert (uncached.cached_tokens.max(axis=1) == 0).all()
 
 
-def test_gaps_beyond_the_most_are_thinned(arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_are_thinned(arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch) -> None:
     config, drawn = default_model().engine, [default_model()]
     whole = forecast(arrivals, config, drawn, seed=7).gaps_ms[0]
     monkeypatch.setattr("sim.forecast.ensemble.MOST_GAPS", 100)
@@ -138,7 +138,7 @@ def test_intervals_are_order_statistics_and_may_be_open() -> None:
     assert math.isnan(interval(np.array([np.nan]))[0])
 
 
-def test_processes_give_what_one_gives_in_the_order_of_members(arrivals: Arrivals) -> None:
+def test_processes_give_the_same_members(arrivals: Arrivals) -> None:
     config, drawn = default_model().engine, members(drawn_model(), 5, seed=1)
     calls: list[int] = []
     alone = forecast(arrivals, config, drawn, seed=7, procs=1)
@@ -155,7 +155,7 @@ def test_processes_give_what_one_gives_in_the_order_of_members(arrivals: Arrival
     ("number", "code", "said"),
     [(signal.SIGINT, 130, b""), (signal.SIGKILL, 2, b"sim: error: a worker process died, ")],
 )
-def test_interrupts_and_dying_processes_end_a_command_in_a_line(
+def test_interrupts_and_dead_processes_are_one_line(
     number: signal.Signals, code: int, said: bytes, tmp_path: Path
 ) -> None:
     """Ctrl-C reaches all processes of the command; SIGKILL one of its workers."""

@@ -71,14 +71,14 @@ def middles(row: dict[str, Any], *names: str) -> list[float]:
     return [row["measures"][name]["value"]["middle"] for name in names]
 
 
-def test_a_capture_of_several_engines_is_forecast_on_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_capture_of_several_engines_is_forecast(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = what_if(folder, "three.jsonl", capsys, "--route", "session")["points"]
     assert isinstance(rows, list)
     assert [row["name"] for row in rows] == ["measured", "forecast of the capture", "session"]
     assert rows[1]["measures"]["hit_rate"]["value"] != rows[2]["measures"]["hit_rate"]["value"]
 
 
-def test_a_capture_of_several_engines_is_validated_on_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_capture_of_several_engines_is_validated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same requests keep one engine three times as busy as each of three, nearly: the busiest tells."""
     busy = []
     for trace in ("one.jsonl", "three.jsonl"):
@@ -90,7 +90,7 @@ def test_a_capture_of_several_engines_is_validated_on_them(folder: Path, capsys:
     assert busy[1] < 0.6 * busy[0]
 
 
-def test_one_replica_is_the_engine_without_a_fleet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_replica_equals_one_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = what_if(folder, "one.jsonl", capsys, "--replicas", "1,2")
     rows = found["points"]
     assert isinstance(rows, list)
@@ -114,7 +114,7 @@ def test_the_fleet_of_a_scenario(folder: Path) -> None:
     assert (fleets[2].names, fleets[2].route) == (("0", "1"), "prefix:lag=250ms")
 
 
-def test_the_fewest_replicas_that_keep_a_target(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_for_the_fewest_replicas(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ["--latency-model", str(folder / "model.json"), "--members", "3", "--json"]
     flags = ["--minimize", "replicas", "--target", "ttft.p90<=100ms", "--between", "1,5", "--route", "prefix"]
     assert main(["search", str(folder / "one.jsonl"), *model, *flags]) == 0
@@ -135,7 +135,7 @@ def test_the_fewest_replicas_that_keep_a_target(folder: Path, capsys: pytest.Cap
         (["--route", "session"], "--route: without --replicas; expected both"),
     ],
 )
-def test_fleets_that_cannot_be(folder: Path, flags: list[str], said: str) -> None:
+def test_impossible_fleets(folder: Path, flags: list[str], said: str) -> None:
     command = ["what-if", str(folder / "one.jsonl"), "--latency-model", str(folder / "model.json"), *MEMBERS]
     with pytest.raises(InputError) as caught:
         main([*command, *flags])

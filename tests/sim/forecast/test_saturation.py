@@ -52,12 +52,12 @@ def load(arrivals: Arrivals, of: Model) -> float:
 
 
 @pytest.mark.parametrize("utilization", [0.2, 0.9, 3.0])
-def test_the_load_of_a_queue_with_one_server_is_arrivals_times_service(utilization: float) -> None:
+def test_utilization_of_a_single_server(utilization: float) -> None:
     """M/D/1: a step serves one prompt, in 110 ms, so a prompt every 110 / ρ ms is a load of ρ."""
     assert load(poisson(200, 110.0 / utilization), model()) == pytest.approx(utilization, rel=1e-6)
 
 
-def test_decodes_count_for_what_they_cost_in_a_full_batch() -> None:
+def test_decodes_cost_their_share_of_a_full_batch() -> None:
     """100 tokens each, at 1 ms a request beside a step's 10: in a batch of 8 a token takes 18 / 8 ms of the engine, so
     that 10 requests a second ask for a second of prompts, a second of tokens, and steps of batches of 8."""
     found = load(poisson(400, 100.0, output_tokens=101), model(decode_ms=1.0, max_num_seqs=8))
@@ -65,16 +65,16 @@ def test_decodes_count_for_what_they_cost_in_a_full_batch() -> None:
     assert found == pytest.approx(2.0 / (1_600 / (1_600 + 10 * 105)), rel=0.06)
 
 
-def test_requests_that_fit_one_step_are_all_at_once() -> None:
+def test_requests_of_one_step() -> None:
     """20 prompts in one step of 2,010 ms."""
     found = load(poisson(20, 1_000.0), model(max_num_batched_tokens=20 * PROMPT))
     assert found == pytest.approx(0.1 / (2_000 / 2_010), rel=1e-6)
 
 
-def test_one_arrival_is_no_rate() -> None:
+def test_single_arrival_has_no_rate() -> None:
     assert np.isnan(load(poisson(2, 10.0).select(np.array([0])), model()))
 
 
-def test_an_engine_whose_steps_cost_nothing_of_their_own_does_work_in_all_of_its_time() -> None:
+def test_engine_without_step_overhead() -> None:
     """A prompt of 100 ms every millisecond."""
     assert load(poisson(50, 1.0), model(t0_ms=0.0)) == pytest.approx(100.0)

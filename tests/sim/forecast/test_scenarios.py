@@ -29,7 +29,7 @@ def captured(records: list[Record], *, paced: bool) -> Captured:
     return Captured(Path("t.jsonl"), "digest", Meta(block_size=32), records, default_model().engine, paced)
 
 
-def test_several_values_are_as_many_rows_and_several_flags_all_combinations() -> None:
+def test_values_and_flags_give_rows() -> None:
     assert parsed() == []
     assert [one.name for one in parsed("--rate", "0.5,1,2", "--max-num-seqs", "8,16", "--cold-prompts")] == [
         "cold prompts, rate ×0.5, max-num-seqs 8",
@@ -42,7 +42,7 @@ def test_several_values_are_as_many_rows_and_several_flags_all_combinations() ->
     assert [one.name for one in parsed("--no-prefix-caching")] == ["prefix caching off"]
 
 
-def test_a_base_is_under_every_scenario_and_named_once() -> None:
+def test_base_applies_to_every_scenario() -> None:
     base = parse_base("rate=0.1,num-gpu-blocks=29600,block-size=512,no-prefix-caching")
     assert base == Scenario({"num_gpu_blocks": 29_600, "block_size": 512, "enable_prefix_caching": False}, 0.1)
     parser = Parser("sim what-if")
@@ -62,7 +62,7 @@ def test_a_base_is_under_every_scenario_and_named_once() -> None:
         ("cache=4", "--base: 'cache=4'; expected some of cold-prompts, rate=X, num-gpu-blocks=N"),
     ],
 )
-def test_a_base_that_means_nothing_is_refused_in_a_line(text: str, said: str) -> None:
+def test_invalid_base_is_one_line(text: str, said: str) -> None:
     with pytest.raises(InputError) as refused:
         parse_base(text)
     assert str(refused.value).startswith(said)
@@ -79,7 +79,7 @@ def test_a_rate_divides_offsets_and_leaves_think_times(synthetic: ModuleType) ->
     assert at_rate(shifted, 4.0).arrival_ms.min() == 600.0
 
 
-def test_another_block_size_is_the_same_memory_unless_blocks_are_said(synthetic: ModuleType) -> None:
+def test_block_size_keeps_the_memory(synthetic: ModuleType) -> None:
     there = captured(synthetic.calibration(0, prompts=2, mixed=0), paced=False)
     assert there.engine.usable_blocks == 4_095
     assert plan(there, Scenario({"block_size": 64})).engine.usable_blocks == 2_047
@@ -87,7 +87,7 @@ def test_another_block_size_is_the_same_memory_unless_blocks_are_said(synthetic:
     assert plan(there, both).engine.num_gpu_blocks == 100
 
 
-def test_the_trace_tells_the_engine_what_the_model_does_not(tmp_path: Path, synthetic: ModuleType) -> None:
+def test_trace_settings_complete_the_model(tmp_path: Path, synthetic: ModuleType) -> None:
     path = tmp_path / "t.jsonl"
     with TraceWriter(path, Meta(block_size=32, engine=Engine(num_gpu_blocks=77, max_num_seqs=None))) as writer:
         for record in synthetic.calibration(0, prompts=2, mixed=2):
@@ -98,7 +98,7 @@ def test_the_trace_tells_the_engine_what_the_model_does_not(tmp_path: Path, synt
     assert read.paced  # it has parents
 
 
-def test_a_replay_is_paced_and_cold_as_it_was_sent(tmp_path: Path, synthetic: ModuleType) -> None:
+def test_replay_trace_keeps_its_pacing(tmp_path: Path, synthetic: ModuleType) -> None:
     for pattern, cold, paced in (("replay", False, False), ("replay-sessions", True, True)):
         path = tmp_path / f"{pattern}.jsonl"
         with TraceWriter(path, Meta(block_size=32, workload=Workload(pattern=pattern, cold_prompts=cold))) as writer:
@@ -110,7 +110,7 @@ def test_a_replay_is_paced_and_cold_as_it_was_sent(tmp_path: Path, synthetic: Mo
         assert (len(set(hashes)) == len(hashes)) is cold
 
 
-def test_a_capture_with_windows_asks_for_its_groups(tmp_path: Path) -> None:
+def test_capture_with_windows_needs_groups(tmp_path: Path) -> None:
     path, groups = tmp_path / "t.jsonl", "full:32+window(256):32*5"
     facts = Engine(num_gpu_blocks=500, block_size=32, extra={"sliding_window": 256, "kv_cache_groups": 6})
     with TraceWriter(path, Meta(block_size=32, engine=facts)) as writer:

@@ -80,7 +80,7 @@ def shares_within(folder: Path, scenarios: list[Scenario], rank: int, limit_ms: 
 
 
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(0, 500))
-def test_of_what_only_gets_harder_it_finds_the_last_that_holds(one: int, other: int, last: int) -> None:
+def test_bisection_finds_the_last_passing_value(one: int, other: int, last: int) -> None:
     """Counts that hold down to ``last``, from the large end; each is asked for once."""
     hard, easy = min(one, other), max(one, other) + 1
     asked: list[float] = []
@@ -94,7 +94,7 @@ def test_of_what_only_gets_harder_it_finds_the_last_that_holds(one: int, other: 
     assert len(asked) == len(set(asked)) <= 2 + 2 * easy.bit_length()
 
 
-def test_the_smallest_cache_is_the_one_that_trying_all_finds(folder: Path) -> None:
+def test_smallest_cache_equals_exhaustive_search(folder: Path) -> None:
     """To the block; the 60th of 120 is the median."""
     found = searched(folder, "num-gpu-blocks", "ttft.p50<=24ms", between=(60.0, 100.0), tolerance=0.0)
     sizes = range(60, 101)
@@ -107,7 +107,7 @@ def test_the_smallest_cache_is_the_one_that_trying_all_finds(folder: Path) -> No
     assert list(values) == sorted(values)
 
 
-def test_a_target_out_of_reach_is_said_with_the_best_there_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_target_prints_the_best_value(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No cache makes the front end faster than its 7 ms and a step's 4.3."""
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "4"]
     assert main([*argv, "--minimize", "num-gpu-blocks", "--target", "ttft.p50<=9ms"]) == 1
@@ -116,14 +116,14 @@ def test_a_target_out_of_reach_is_said_with_the_best_there_is(folder: Path, caps
     assert "% confidence holds at no num-gpu-blocks" in said
 
 
-def test_an_end_that_holds_is_not_passed(folder: Path) -> None:
+def test_passing_end_is_the_result(folder: Path) -> None:
     found = searched(folder, "rate", "ttft.p50<=1s", between=(0.5, 0.6), tolerance=0.05)
     assert (found.outcome, answer(found)) == ("all hold", 0.6)
     assert "extend it with --between" in found.headlines[0]
     assert all(0.5 <= value <= 0.6 for value in tried(found))
 
 
-def test_nothing_holds_where_more_is_asked_than_the_engine_can_do(folder: Path) -> None:
+def test_saturated_load_passes_no_target(folder: Path) -> None:
     """The limit is kept for as long as the capture lasts, and longer loads would break it."""
     found = searched(folder, "rate", "ttft.p90<=5s", between=(1.0, 400.0), tolerance=0.1)
     assert found.outcome == "found"
@@ -147,7 +147,7 @@ def test_nothing_holds_where_more_is_asked_than_the_engine_can_do(folder: Path) 
         ),
     ],
 )
-def test_bad_flags_are_refused_in_a_line(folder: Path, flags: list[str], said: str) -> None:
+def test_bad_flags_are_one_line(folder: Path, flags: list[str], said: str) -> None:
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--maximize", "rate"]
     with pytest.raises(InputError) as refused:
         main([*argv, "--target", "ttft.p90<=80ms", *flags])
@@ -164,7 +164,7 @@ def test_bad_flags_are_refused_in_a_line(folder: Path, flags: list[str], said: s
         (["host-blocks", "--between", "30,64"], "--kv-bytes-per-token: not set; expected the KV cache's bytes"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_forecast(
+def test_impossible_search_is_rejected_first(
     folder: Path, flags: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sim.forecast.points.forecast_load", interrupted_at(1, forecast_load))

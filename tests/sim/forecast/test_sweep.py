@@ -54,7 +54,7 @@ def swept(folder: Path, *flags: str) -> list[str]:
     return ["sweep", grid, str(folder / "shared.jsonl"), *model, *LIGHT, *flags]
 
 
-def test_a_row_is_the_forecast_of_its_scenario(folder: Path, tmp_path: Path) -> None:
+def test_row_equals_the_scenarios_forecast(folder: Path, tmp_path: Path) -> None:
     """Today's row is that of ``sim what-if`` with its members; the cost is 3.6 an hour over the tokens of an hour."""
     found = json_of(main, swept(folder))
     points = found["points"]
@@ -106,7 +106,7 @@ def test_two_processes_give_the_same_points(folder: Path, tmp_path: Path) -> Non
         ),
     ],
 )
-def test_a_grid_that_means_nothing_is_refused_in_a_line(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_grid_is_one_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "grid.toml"
     path.write_text(text)
     with pytest.raises(InputError) as refused:
@@ -115,9 +115,7 @@ def test_a_grid_that_means_nothing_is_refused_in_a_line(tmp_path: Path, text: st
     assert "\n" not in str(refused.value)
 
 
-def test_a_point_that_cannot_be_planned_is_named_before_any_is_forecast(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impossible_point_is_rejected_first(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sim.forecast.points.forecast_load", interrupted_at(1, forecast_load))
     (tmp_path / "grid.toml").write_text("[base]\nkv-bytes-per-token = 8\n[axes]\nhost-blocks = [40, 9]")
     given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json")]
@@ -125,7 +123,7 @@ def test_a_point_that_cannot_be_planned_is_named_before_any_is_forecast(
         main(["sweep", str(tmp_path / "grid.toml"), *given])
 
 
-def test_a_point_that_serves_nothing_meets_no_limit(folder: Path, tmp_path: Path) -> None:
+def test_point_without_served_requests_meets_no_limit(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text("[axes]\nnum-gpu-blocks = [3, 300]")
     given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), *LIGHT]
     found = json_of(main, ["sweep", str(tmp_path / "grid.toml"), *given, "--slo", "hit_rate>=0%"])
@@ -146,7 +144,7 @@ def choice(points: Sequence[ForecastPoint], limit_ms: float | None) -> int | Non
     return None if found is None else int(found)
 
 
-def test_the_cheapest_point_within_the_limit_is_chosen_and_of_equal_ones_the_nearest_to_today() -> None:
+def test_cheapest_passing_point_is_chosen() -> None:
     points = [
         grid_point(100.0, 800.0, changes=0),
         grid_point(200.0, 790.0, changes=2),
@@ -166,7 +164,7 @@ def test_the_cheapest_point_within_the_limit_is_chosen_and_of_equal_ones_the_nea
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=12))
-def test_the_pareto_set_is_what_no_point_beats(numbers: list[tuple[int, int, int]]) -> None:
+def test_pareto_set_is_not_dominated(numbers: list[tuple[int, int, int]]) -> None:
     """Every point compared with every other; of points equal in both numbers one with the fewest changes stays."""
     points = {str(at): grid_point(100.0 * x, 10.0 * y, changes=n) for at, (x, y, n) in enumerate(numbers)}
 

@@ -74,9 +74,7 @@ def on_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_forecasts_of_the_engine_that_the_model_is_of_come_true(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_forecasts_of_the_models_engine_pass(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, result = validate(folder, "--repeat", str(folder / "b.jsonl"))
     assert code == 0
     assert (result["schema"], result["repeats"]) == ("kvtape-validate/1", ["again"])
@@ -115,7 +113,7 @@ def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
     assert figures_drawn(page) >= {"survival-all", "survival-turns2-"}
 
 
-def test_a_model_that_is_off_fails_its_gates(folder: Path) -> None:
+def test_wrong_model_fails_its_gates(folder: Path) -> None:
     code, result = validate(folder, model="off.json")
     assert code == 1
     passed = {gate["expression"].partition(": ")[2][:10]: gate["passed"] for gate in result["gates"]}
@@ -149,7 +147,7 @@ def test_a_band_wider_than_the_gates_limits_is_too_uncertain(folder: Path) -> No
     assert str(kept).startswith("was too uncertain on TTFT p50 (")
 
 
-def test_a_forecast_beyond_its_fit_has_a_wider_band() -> None:
+def test_extrapolated_forecast_has_a_wider_band() -> None:
     """Without drift and draws all members have one speed; two doublings beyond what was fitted spread them."""
     model = msgspec.structs.replace(default_model(), drift_log_sd=0.0)
     near, far = members(model, 32, 1), members(model, 32, 1, 2 * BEYOND_LOG_SD)
@@ -159,9 +157,7 @@ def test_a_forecast_beyond_its_fit_has_a_wider_band() -> None:
     assert np.mean(speeds) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_capture_without_cached_tokens_leaves_their_gate_untested(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cached_token_gate_is_not_tested_without_reports(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     meta, records = load_trace(folder / "a.jsonl")
     for record in records:
         record.cached_tokens = None
@@ -178,7 +174,7 @@ def test_a_capture_without_cached_tokens_leaves_their_gate_untested(
         main(["audit", str(folder / "unreported.jsonl"), "--max-num-seqs", "32", "--max-num-batched-tokens", "2048"])
 
 
-def test_every_forecast_tells_how_its_model_did_in_validation(
+def test_forecasts_print_the_models_validation(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On this trace, on another of the same engine, on none; a model that was fitted again has no verdict."""
@@ -218,9 +214,7 @@ def test_every_forecast_tells_how_its_model_did_in_validation(
     assert "this model was never validated" in said("what-if", "a.jsonl")
 
 
-def test_another_engine_than_the_fits_is_one_line_of_every_command(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_engine_gives_a_warning(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Name, version and settings of the trace's header."""
     meta, records = load_trace(folder / "b.jsonl")
     engine = Engine(name="sglang", version="0.5", block_size=32, num_gpu_blocks=4096, max_num_seqs=64)
@@ -240,7 +234,7 @@ def test_another_engine_than_the_fits_is_one_line_of_every_command(
         assert on_one_line(printed.out + printed.err).count(said) == 1
 
 
-def test_gates_of_ones_own(folder: Path) -> None:
+def test_custom_gates(folder: Path) -> None:
     gate = "predicted.all.ttft.p50.error<=1%"
     code, result = validate(folder, "--no-default-gates", "--gate", gate, model="off.json")
     assert (code, [one["expression"] for one in result["gates"]]) == (1, [gate])
@@ -270,7 +264,7 @@ def test_cold_is_forecast_from_the_warm_capture(folder: Path) -> None:
     assert later["ttft"]["p90"]["inside_band"] is True
 
 
-def test_bad_input_is_one_line_and_2(
+def test_bad_input_is_one_line_with_exit_code_2(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["sim", "validate", str(folder / "a.jsonl"), "--latency-model", str(folder / "fitted.json")]
@@ -289,7 +283,7 @@ def test_bad_input_is_one_line_and_2(
         (["--members", "0"], "--members 0: expected 1 or more"),
     ],
 )
-def test_refusals(folder: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], said: str) -> None:
+def test_rejected_input(folder: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], said: str) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(InputError, match=said):
         main(["validate", "b.jsonl", "--latency-model", "fitted.json", *flags])

@@ -89,7 +89,7 @@ def middle(row: ForecastPoint, name: str) -> float:
     return value
 
 
-def test_the_captured_load_comes_first_as_its_trace_tells_it_then_its_forecast(folder: Path) -> None:
+def test_first_rows_are_measured_and_forecast(folder: Path) -> None:
     """A forecast never poses as a measurement: its error against the measured numbers is in the row."""
     result = asked(folder, Scenario({}, cold_prompts=True), trace="captured")
     assert [(row.kind, row.name) for row in result.points] == [
@@ -122,7 +122,7 @@ def test_the_captured_load_comes_first_as_its_trace_tells_it_then_its_forecast(f
     assert "measured" in rendered(result)
 
 
-def test_two_alternatives_are_paired_with_each_other(folder: Path) -> None:
+def test_scenarios_are_paired(folder: Path) -> None:
     """Effects are against ``--base``: the same rate and pool but for the setting that differs."""
     base = parse_base("rate=0.5, num-gpu-blocks=400")
     question = WhatIf(scenarios=(Scenario({"num_gpu_blocks": 64}, 0.5),), base=base)
@@ -137,7 +137,7 @@ def test_two_alternatives_are_paired_with_each_other(folder: Path) -> None:
     assert lost.middle == pytest.approx(-35 * 28 / (40 * 30), abs=1e-6)
 
 
-def test_an_effect_is_that_of_the_pairs_and_not_of_two_strangers(folder: Path) -> None:
+def test_effect_is_paired_by_member(folder: Path) -> None:
     """A pool twice as large that never was full changes nothing, in no member, however far the members are apart."""
     row = asked(folder, Scenario({"num_gpu_blocks": 8_192})).points[1]
     ttft = row.measures["ttft.all.p50"]
@@ -150,7 +150,7 @@ def test_an_effect_is_that_of_the_pairs_and_not_of_two_strangers(folder: Path) -
     assert (ttft.ratio.low, ttft.ratio.high) == (1.0, 1.0)
 
 
-def test_numbers_are_those_of_the_forecasts(folder: Path, synthetic: ModuleType) -> None:
+def test_numbers_equal_the_forecasts(folder: Path, synthetic: ModuleType) -> None:
     """Worked out again from the members, request by request."""
     row = asked(folder, Scenario({}, cold_prompts=True)).points[1]
     records = synthetic.calibration(seed=1, prompts=8, mixed=40)
@@ -182,7 +182,7 @@ def test_numbers_are_those_of_the_forecasts(folder: Path, synthetic: ModuleType)
     assert middle(row, "output_tokens_per_s") == pytest.approx(sorted(tokens / np.array(seconds))[4], abs=1e-5)
 
 
-def test_a_saturated_load_is_marked_and_keeps_no_limit(folder: Path) -> None:
+def test_saturated_load_is_marked_and_meets_no_limit(folder: Path) -> None:
     """120 prompts come, one every 20 ms, and each needs some 50."""
     measured, row, slow = asked(folder, Scenario({}, rate=0.1), trace="rush").points
     assert (measured.kind, measured.measures["e2e.p50"].value.middle, measured.curves) == ("measured", 30.0, {})
@@ -194,7 +194,7 @@ def test_a_saturated_load_is_marked_and_keeps_no_limit(folder: Path) -> None:
     assert [gate.passed for gate in evaluate(gates, [slow, saturated])] == [True, True, False, True]
 
 
-def test_what_no_request_waits_for_is_no_wait(folder: Path) -> None:
+def test_missing_latency_is_no_value(folder: Path) -> None:
     """A client that gave up is censored where it did; a request longer than the engine failed."""
     records = [
         Record(
@@ -217,7 +217,7 @@ def ends(waits: LatencySample) -> dict[int, tuple[float, int]]:
     return {row: (time_ms, end) for row, time_ms, end in zip(rows, times_ms, waits.end.tolist(), strict=True)}
 
 
-def test_what_no_capture_showed_is_said(folder: Path) -> None:
+def test_extrapolation_gives_a_warning(folder: Path) -> None:
     open_model = model()
     b = open_model.parameters["per_attention_token2_ms"]
     parameters = {
@@ -242,7 +242,7 @@ def test_what_no_capture_showed_is_said(folder: Path) -> None:
         (["--block-size", "48"], "block size 48: not a multiple of the trace's 32"),
     ],
 )
-def test_bad_flags_are_refused_in_a_line_before_anything_is_forecast(
+def test_bad_flags_are_one_line_before_forecasting(
     folder: Path, flags: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sim.forecast.points.forecast_load", interrupted_at(1, forecast_load))
@@ -252,7 +252,7 @@ def test_bad_flags_are_refused_in_a_line_before_anything_is_forecast(
     assert "\n" not in str(refused.value)
 
 
-def test_the_page_holds_every_row_and_fetches_nothing(folder: Path) -> None:
+def test_page_has_every_row_offline(folder: Path) -> None:
     result = asked(folder, Scenario({}, cold_prompts=True), Scenario({}, rate=2.0), trace="sessions")
     page = rendered(result)
     for row in result.points:
@@ -265,7 +265,7 @@ def test_the_page_holds_every_row_and_fetches_nothing(folder: Path) -> None:
     assert all(low <= high for low, high in zip(bands[0]["y"], bands[1]["y"], strict=True))
 
 
-def test_the_headline_names_the_best_scenario_and_its_effect(folder: Path) -> None:
+def test_headline_has_the_best_scenario(folder: Path) -> None:
     result = asked(folder, Scenario({}, cold_prompts=True), Scenario({"max_num_seqs": 1}), trace="captured")
     base, cold, alone = result.points[1:]
     name = ttft("turns2+", "p90")

@@ -18,11 +18,11 @@ def test_a_sample_of_one_in_twenty_is_recognised(part: slice) -> None:
     assert first_shared(request_sample(requests(10_000)[part]), requests(10_000)) is not None
 
 
-def test_another_capture_of_the_same_load_is_not() -> None:
+def test_repeat_capture_is_another_trace() -> None:
     assert first_shared(request_sample(requests(300)), requests(300, e2e_ms=6.0)) is None
 
 
-def test_requests_without_times_are_in_no_sample() -> None:
+def test_requests_without_times_are_not_sampled() -> None:
     unknown = [Record(request_id=RequestId("a"), arrival_ms=0.0)]
     assert request_sample(unknown) == []
     assert first_shared([], unknown) is None

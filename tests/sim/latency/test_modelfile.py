@@ -19,7 +19,7 @@ from sim.vllm.scheduler import Share, Step
 from tracefile.records.errors import InputError
 
 
-def test_a_model_survives_its_file(tmp_path: Path) -> None:
+def test_model_file_round_trips(tmp_path: Path) -> None:
     model = default_model()
     save_model(model, tmp_path / "model.json")
     assert load_model(tmp_path / "model.json") == model
@@ -46,7 +46,7 @@ def test_a_malformed_model_is_refused_by_file_and_field(tmp_path: Path, content:
     assert str(path) in str(refusal.value)
 
 
-def test_the_counts_of_a_row_are_of_the_terms_in_their_order() -> None:
+def test_row_counts_are_in_term_order() -> None:
     names = (
         "STEPS PREFILL_TOKENS ATTENTION DECODES KV_TOKENS REPEATED_KV_TOKENS CHUNKS DEPTHS SQUARES PREFILL_STEPS "
         "RESTED_STEPS RESTED_DEPTHS RECEIVED RECEIVED_TOKENS DELIVERED_TOKENS"
@@ -74,7 +74,7 @@ def composed(shares: Sequence[Share], repeated_tokens: int = 0) -> Step:
     return step
 
 
-def test_a_steps_row_by_hand() -> None:
+def test_step_counts_by_hand() -> None:
     """Two decodes and two chunks, of a prompt of one token too, 200 ms after the step before; 6 tokens held twice."""
     keys, cost = vec[i64](), StepCost([0.0] * len(TERMS))
     decoding, deep = Request("decoding", 10, 9, keys), Request("deep", 4, 99, keys)
@@ -127,7 +127,7 @@ def test_medians_without_a_seed() -> None:
     assert frontend_factors(noise, None, ["a", "b"]).tolist() == pytest.approx([math.exp(0.1)] * 2)
 
 
-def test_a_draw_depends_on_the_seed_and_the_steps_number_only() -> None:
+def test_noise_depends_on_seed_and_step_number() -> None:
     noise = Noise(step_log_ratio=(LADDER,), frontend_log_ratio=LADDER)
 
     def factors(seed: int, *, step_ms: float = 7.0) -> list[float]:
@@ -152,7 +152,7 @@ def test_draws_follow_the_tables() -> None:
     assert luck.factor(0.0, 400.0) == 1.0  # a long step hardly varies
 
 
-def test_a_mood_lasts_and_wears_off() -> None:
+def test_noise_autocorrelation_decays() -> None:
     noise = Noise(step_log_ratio=(LADDER,), autocorrelated_share=0.6, correlation_time_ms=1000.0)
     luck = step_noise(noise, 5)
     logs = np.log([luck.factor(100.0 * step, 100.0) for step in range(20_000)])
@@ -165,7 +165,7 @@ def test_a_mood_lasts_and_wears_off() -> None:
         assert correlation(steps) == pytest.approx(0.6 * math.exp(-steps / 10), abs=0.05)
 
 
-def test_model_json_has_no_field_that_a_reader_must_guess() -> None:
+def test_model_json_fields_are_documented() -> None:
     decoded = msgspec.json.decode(msgspec.json.encode(default_model()))
     assert set(decoded) == set(Model.__struct_fields__)
     assert all(parameter["unit"] for parameter in decoded["parameters"].values())

@@ -103,7 +103,7 @@ def test_equals_the_slow_slots(config: SlotConfig, steps: list[Any]) -> None:
         assert [chain.tokens for chain in saved_chains(ours.cache)] == list(map(len, slow.states))
 
 
-def test_a_start_looks_at_neighbors_and_not_at_all_that_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_start_is_fast_with_many_saved_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     """800 chats on one system prompt, of which each start finds its own or none."""
     comparisons, common = 0, SlotCache._common
 
@@ -155,7 +155,7 @@ def test_requests_run_at_their_times(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "hits as reported: 2 of 3 requests, to the token" in printed
 
 
-def test_six_requests_one_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_six_sequential_requests(capsys: pytest.CaptureFixture[str]) -> None:
     # Without times each ends before the next. As in SGLang's tree of single tokens, r3 hits all but its last token.
     assert main(["pool", SIX, "--engine", "llamacpp", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

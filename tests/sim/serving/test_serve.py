@@ -60,7 +60,7 @@ def streamed(client: httpx.Client, path: str, **body: Any) -> list[Body]:
     return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
 
 
-def test_a_long_stream_says_what_the_whole_answer_says(engine: httpx.Client) -> None:
+def test_stream_equals_the_non_streamed_response(engine: httpx.Client) -> None:
     """Longer than what is worded at once, in two choices."""
     body: Body = {"max_tokens": 100, "ignore_eos": True, "return_token_ids": True, "n": 2}
     asked: list[tuple[str, Body]] = [
@@ -87,7 +87,7 @@ def metric(client: httpx.Client, name: str, label: str = "") -> float:
     return float(found.split()[-1])
 
 
-def test_a_shared_prefix_is_cached_to_the_block_and_never_whole(engine: httpx.Client) -> None:
+def test_shared_prefix_is_cached_to_the_block(engine: httpx.Client) -> None:
     prefix = list(range(1000, 1000 + 5 * BLOCK))
     assert cached(complete(engine, [*prefix, 1, 2, 3])) == 0
     assert cached(complete(engine, [*prefix, 4, 5, 6])) == 5 * BLOCK
@@ -115,7 +115,7 @@ def test_turn_two_hits_the_blocks_that_the_answer_filled(engine: httpx.Client) -
     assert cached(complete(engine, [*prompt, *answer[:20], 9, *answer[21:]])) == 50 // BLOCK * BLOCK
 
 
-def test_a_chat_answer_sent_back_as_text_hits_like_its_ids(engine: httpx.Client) -> None:
+def test_chat_output_as_text_hits_its_blocks(engine: httpx.Client) -> None:
     messages: list[Body] = [
         {"role": "system", "content": "Answer briefly."},
         {"role": "user", "content": "What is a block? " * 9},
@@ -136,7 +136,7 @@ def _text(text: str) -> Body:
     return {"type": "text", "text": text}
 
 
-def test_a_completion_stream_has_vllms_shapes(engine: httpx.Client) -> None:
+def test_completion_stream_equals_vllms_format(engine: httpx.Client) -> None:
     prompt = list(range(4000, 4020))
     options = {"include_usage": True}
     events = streamed(
@@ -167,7 +167,7 @@ def test_a_completion_stream_has_vllms_shapes(engine: httpx.Client) -> None:
     }
 
 
-def test_a_chat_stream_begins_with_the_role_and_says_no_usage_unasked(engine: httpx.Client) -> None:
+def test_chat_stream_format(engine: httpx.Client) -> None:
     body: Body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "ignore_eos": True}
     role, *chunks = streamed(engine, "/v1/chat/completions", **body, return_token_ids=True)
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -197,7 +197,7 @@ def test_several_prompts_and_choices_each_get_their_answer(engine: httpx.Client)
     assert sorted(ends) == [0, 1, 2, 3]
 
 
-def test_an_answer_that_may_end_ends_with_stop(engine: httpx.Client) -> None:
+def test_finish_reason_stop(engine: httpx.Client) -> None:
     answer = complete(engine, "tell me", ignore_eos=False, max_tokens=8000)
     choice = answer["choices"][0]
     assert choice["finish_reason"] == "stop"
@@ -227,7 +227,7 @@ def test_tokens_survive_detokenizing(engine: httpx.Client) -> None:
         ("/v1/completions", b'{"prompt": "x", "model": "other"}', 404, "`other` does not exist"),
     ],
 )  # fmt: skip
-def test_errors_have_openais_shape(engine: httpx.Client, path: str, body: bytes, status: int, says: str) -> None:
+def test_errors_have_openais_format(engine: httpx.Client, path: str, body: bytes, status: int, says: str) -> None:
     response = engine.post(path, content=body)
     assert response.status_code == status
     error = response.json()["error"]
@@ -236,7 +236,7 @@ def test_errors_have_openais_shape(engine: httpx.Client, path: str, body: bytes,
     assert says in error["message"]
 
 
-def test_what_the_engine_says_of_itself(engine: httpx.Client) -> None:
+def test_version_and_model_endpoints(engine: httpx.Client) -> None:
     assert engine.get("/health").status_code == 200
     assert "version" in engine.get("/version").json()
     (card,) = engine.get("/v1/models").json()["data"]
@@ -262,7 +262,7 @@ def test_metrics_count_tokens_and_hits(engine: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_blocks(sim_server: str, stream: bool) -> None:
+def test_disconnect_frees_blocks(sim_server: str, stream: bool) -> None:
     body = {"prompt": list(range(900)), "max_tokens": 30_000, "ignore_eos": True, "stream": stream}
     with httpx.Client(base_url=sim_server, timeout=30.0) as client:
         aborted = metric(client, "vllm:request_success_total", 'finished_reason="abort"')
@@ -282,9 +282,7 @@ def test_a_client_that_leaves_frees_its_blocks(sim_server: str, stream: bool) ->
         assert metric(client, "vllm:request_success_total", 'finished_reason="abort"') == aborted + 1
 
 
-def test_a_first_token_that_takes_long_to_deliver_comes_with_those_after_it(
-    start_sim_server: StartSimServer, tmp_path: Path
-) -> None:
+def test_late_first_token_arrives_with_later_tokens(start_sim_server: StartSimServer, tmp_path: Path) -> None:
     # Half a second, in which the other seven are generated.
     costs = {"delivery_ms_per_prompt_token": 5.0, "t0_ms": 1.0, "per_decode_ms": 0.1, "frontend_base_ms": 0.0}
     flags = ("--latency-model", str(engine_model(tmp_path, **costs)))
@@ -310,7 +308,7 @@ def test_bad_input_is_named(tmp_path: Path, flags: tuple[str, ...], says: str) -
     assert "\n" not in str(refused.value)
 
 
-def test_signals_are_handled_before_connections_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_handlers_precede_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     # Between the two a Ctrl-C was lost now and then, and the server ran on.
     handled: list[bool] = []
 

@@ -52,7 +52,7 @@ def post(body: bytes, *headers: bytes, path: bytes = b"/v1/completions") -> byte
     ],
     ids=["two framings", "long head", "large body", "path"],
 )
-def test_what_is_refused(url: str, request_bytes: bytes, status: bytes) -> None:
+def test_rejected_requests(url: str, request_bytes: bytes, status: bytes) -> None:
     with connect(url) as sock:
         with contextlib.suppress(ConnectionError):  # it need not read all of what it refuses
             sock.sendall(request_bytes)
@@ -72,7 +72,7 @@ def running(client: httpx.Client) -> float:
     return float(found[1])
 
 
-def test_a_reader_that_stops_costs_little_and_loses_nothing(url: str) -> None:
+def test_slow_reader_is_bounded_and_complete(url: str) -> None:
     """Its answer waits as token ids; what it reads later is the same text in fewer events."""
     body = {"prompt": [1] * 9, "max_tokens": 20_000, "ignore_eos": True, "return_token_ids": True}
     host = httpx.URL(url)
@@ -92,7 +92,7 @@ def test_a_reader_that_stops_costs_little_and_loses_nothing(url: str) -> None:
     assert stream.endswith(b"0\r\n\r\n")
 
 
-def test_sigterm_lets_answers_end_and_takes_no_more() -> None:
+def test_sigterm_drains() -> None:
     command = [sys.executable, "-m", "sim", "serve", "--listen", "127.0.0.1:0", "--t0-ms", "20", "--drain", "20s"]
     with WarmPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -132,5 +132,5 @@ def cut_off(number: signal.Signals, *flags: str) -> Any:
 
 
 @pytest.mark.parametrize(("number", "flags"), [(signal.SIGTERM, ("--drain", "0.2s")), (signal.SIGINT, ())])
-def test_an_answer_that_is_cut_is_seen_to_be(number: signal.Signals, flags: tuple[str, ...]) -> None:
+def test_truncated_output_is_visible(number: signal.Signals, flags: tuple[str, ...]) -> None:
     assert cut_off(number, *flags) == (httpx.RemoteProtocolError, 0, "")

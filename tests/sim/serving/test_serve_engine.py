@@ -85,7 +85,7 @@ def test_the_clock_adds_up_front_end_prefill_and_decodes() -> None:
     assert engine.counters.cached_prompt_tokens == 4
 
 
-def test_two_arrivals_share_steps_and_a_serial_front_end_lets_them_queue() -> None:
+def test_concurrent_arrivals_with_a_serial_api_server() -> None:
     arrivals: list[list[float]] = []
 
     async def use(engine: RealTimeEngine) -> None:
@@ -103,7 +103,7 @@ def test_two_arrivals_share_steps_and_a_serial_front_end_lets_them_queue() -> No
     assert arrivals == [[24.0, 24.0], [20.0, 33.0]]
 
 
-def test_a_step_composed_ahead_makes_an_arrival_wait_a_step_longer() -> None:
+def test_async_scheduling_delays_an_arrival() -> None:
     seen: dict[bool, float] = {}
 
     def late_arrival(ahead: bool) -> Callable[[RealTimeEngine], Awaitable[None]]:
@@ -123,7 +123,7 @@ def test_a_step_composed_ahead_makes_an_arrival_wait_a_step_longer() -> None:
     assert seen[True] - seen[False] == 5.0  # one decode step
 
 
-def test_an_abort_frees_the_blocks_whatever_the_request_was_doing() -> None:
+def test_abort_frees_blocks_in_any_state() -> None:
     async def use(engine: RealTimeEngine) -> None:
         running, entering = generation(8, 40, 100), generation(8, 40, 200)
         engine.submit(running)
@@ -149,7 +149,7 @@ def test_an_abort_frees_the_blocks_whatever_the_request_was_doing() -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_more_requests_than_the_pool_holds_all_finish(ahead: bool) -> None:
+def test_more_requests_than_the_pool_finish(ahead: bool) -> None:
     # Each ends with 15 blocks of 32: two at a time grow until one of them is preempted.
     config = replace(CONFIG, async_scheduling=ahead)
 
@@ -168,7 +168,7 @@ def test_more_requests_than_the_pool_holds_all_finish(ahead: bool) -> None:
     assert engine.kv_usage == 0.0
 
 
-def test_the_fits_noise_stretches_the_front_end_and_steps_by_their_length() -> None:
+def test_noise_applies_to_api_server_and_steps() -> None:
     # Constant tables, so whatever is drawn: the front end takes half of what the model says, steps of 8 ms (the
     # prefill's) twice and of 5 ms three times as long.
     levels = len(Noise().levels)
@@ -187,7 +187,7 @@ def test_the_fits_noise_stretches_the_front_end_and_steps_by_their_length() -> N
     with_running(msgspec.structs.replace(MODEL, noise=noise), use)
 
 
-def test_a_sequential_client_sees_the_same_at_any_speed() -> None:
+def test_sequential_client_is_independent_of_speed() -> None:
     """A conversation of three turns: what is cached, and when each token comes, counted from its request."""
     levels = len(Noise().levels)
     spread = tuple(level / 9 for level in range(levels))
@@ -215,7 +215,7 @@ def test_a_sequential_client_sees_the_same_at_any_speed() -> None:
             assert at_speed_ms == pytest.approx(at_once_ms)
 
 
-def test_a_fleets_router_sees_requests_prefills_and_ends_of_all_kinds() -> None:
+def test_router_counts_in_sim_serve() -> None:
     async def use() -> list[list[tuple[int, float]]]:
         fleet = Fleet(MODEL, 2, parse_route("round-robin"), speed=None, noise_seed=None)
         stepping = asyncio.create_task(fleet.run())

@@ -28,7 +28,7 @@ def ask(client: httpx.Client, prompt: list[int], session: str | None = None) -> 
     return int(answer.headers["x-engine"]), cached
 
 
-def test_taking_turns_fills_every_cache_with_the_same(start_sim_server: StartSimServer) -> None:
+def test_round_robin_duplicates_prefixes(start_sim_server: StartSimServer) -> None:
     prompt = list(range(1000, 1000 + 4 * BLOCK + 1))
     with engines(start_sim_server, "round-robin") as client:
         served = [ask(client, prompt) for _ in range(6)]
@@ -41,7 +41,7 @@ def test_taking_turns_fills_every_cache_with_the_same(start_sim_server: StartSim
 
 
 @pytest.mark.parametrize("rule", ["session", "prefix", "workload"])
-def test_rules_that_know_the_conversation_find_its_cache(start_sim_server: StartSimServer, rule: str) -> None:
+def test_session_policies_hit_the_cache(start_sim_server: StartSimServer, rule: str) -> None:
     with engines(start_sim_server, rule) as client:
         for session in range(4):
             history = list(range(5000 * session, 5000 * session + 4 * BLOCK + 1))

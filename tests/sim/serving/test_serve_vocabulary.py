@@ -20,11 +20,11 @@ def test_any_text_survives(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from(VOCABULARY.output_ids.tolist()), max_size=40))
-def test_the_ids_of_answers_survive_the_way_through_text(token_ids: list[int]) -> None:
+def test_output_ids_survive_text(token_ids: list[int]) -> None:
     assert VOCABULARY.encode(VOCABULARY.decode(token_ids)) == token_ids
 
 
-def test_an_answer_is_a_function_of_prompt_seed_and_choice() -> None:
+def test_output_is_a_function_of_prompt_seed_and_choice() -> None:
     limits = OutputLimits(max_tokens=30, ignore_eos=True)
     first = draw_output(PROMPT, VOCABULARY, limits, seed=1, choice=0)
     assert first == draw_output(PROMPT, VOCABULARY, limits, seed=1, choice=0)
@@ -40,7 +40,7 @@ def test_an_answer_is_a_function_of_prompt_seed_and_choice() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_free_answer_ends_with_the_end_token_between_its_limits(seed: int) -> None:
+def test_free_output_ends_within_limits(seed: int) -> None:
     limits = OutputLimits(max_tokens=60, min_tokens=20, median_tokens=40.0)
     answer = draw_output(PROMPT, VOCABULARY, limits, seed=seed, choice=0)
     ended = answer.token_ids[-1] == VOCABULARY.end_id

@@ -37,7 +37,7 @@ def state(tree: RadixTree) -> list[tuple[int, int, int, int]]:
     return sorted((node.start, node.end, node.keys[-1], node.locks) for node in radix_nodes(tree))
 
 
-def test_nodes_are_cut_where_chains_part() -> None:
+def test_nodes_split_where_chains_diverge() -> None:
     tree = RadixTree(block_size=4)
     tree.insert([1, 2, 3], 12)
     assert state(tree) == [(0, 12, 3, 0)]
@@ -63,7 +63,7 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=120, deadline=None)
 @given(sizes=st.sampled_from([(1, 1), (2, 1), (4, 1), (4, 2), (4, 4)]), operations=OPERATIONS)
-def test_agrees_with_the_slow_tree(sizes: tuple[int, int], operations: list[Any]) -> None:
+def test_radix_tree_equals_the_slow_tree(sizes: tuple[int, int], operations: list[Any]) -> None:
     block_size, page_size = sizes
     ours, slow, interned = RadixTree(block_size), slow_radix.SlowTree(page_size), Interned()
     held: list[tuple[Any, Any]] = []
@@ -128,7 +128,7 @@ def pool(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     return result
 
 
-def test_endless_cache_on_six_requests(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unlimited_cache_on_six_requests(capsys: pytest.CaptureFixture[str]) -> None:
     # As in vLLM's pool, but r3 hits three tokens of its third block too: all but the prompt's last.
     in_blocks = pool(capsys, SIX, "--page-size", "4")
     assert (in_blocks["hit_blocks"], in_blocks["hit_tokens"], in_blocks["evicted_nodes"]) == (9, 36, 0)

@@ -139,7 +139,7 @@ def our_states(load: Load) -> list[Load]:
 
 @pytest.mark.sglang
 @pytest.mark.timeout(600)
-def test_every_state_is_sglangs() -> None:
+def test_states_equal_sglang() -> None:
     python = os.environ.get("KVTAPE_SGLANG")
     if not python:
         pytest.skip("KVTAPE_SGLANG does not name a Python with SGLang")

@@ -124,7 +124,7 @@ def digest(steps: list[dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(steps, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def test_steps_are_those_recorded_of_vllm() -> None:
+def test_steps_equal_recorded_vllm() -> None:
     names = ("scheduled", "preempted", "free_scheduled", "free_finished", "cached", "stats", "tables")
     ours = {seed: [{name: step[name] for name in names} for step in our_steps(make_hybrid(seed))] for seed in RECORDED}
     assert {seed: digest(steps) for seed, steps in ours.items()} == RECORDED
@@ -133,7 +133,7 @@ def test_steps_are_those_recorded_of_vllm() -> None:
 
 
 @pytest.mark.vllm
-def test_every_step_is_vllms() -> None:
+def test_every_step_equals_vllm() -> None:
     count = int(os.environ.get("KVTAPE_VLLM_WORKLOADS", "200"))
     workloads = [make_hybrid(seed) for seed in range(count)]
     answers = vllms_steps(SCRIPT, workloads)

@@ -28,7 +28,7 @@ def test_groups_are_parsed_and_named() -> None:
         ("full:784+mamba:784+window(64):16", 16, True),
     ],
 )
-def test_hits_end_at_multiples_of(text: str, alignment: int, partial: bool) -> None:
+def test_hit_alignment(text: str, alignment: int, partial: bool) -> None:
     layout = parse_groups(text)
     assert (layout.alignment, layout.partial_hits) == (alignment, partial)
 

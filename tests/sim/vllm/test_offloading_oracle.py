@@ -59,7 +59,7 @@ def stepped(workload: Workload) -> list[dict[str, Any]]:
 
 
 @pytest.mark.vllm
-def test_every_step_is_vllms() -> None:
+def test_every_step_equals_vllm() -> None:
     count = int(os.environ.get("KVTAPE_VLLM_WORKLOADS", "100"))
     workloads = [make_tiered(seed) for seed in range(count)]
     answers = vllms_steps(SCRIPT, workloads)
@@ -73,6 +73,6 @@ def test_every_step_is_vllms() -> None:
     assert loaded > 5 * count
 
 
-def test_the_workloads_end_on_our_scheduler() -> None:
+def test_workloads_finish_on_our_scheduler() -> None:
     for seed in range(6):
         assert stepped(make_tiered(seed))

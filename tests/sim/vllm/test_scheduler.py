@@ -83,7 +83,7 @@ def test_blocks_after_the_hashed_keys_are_private() -> None:
     assert b.cached_tokens == 4
 
 
-def test_running_requests_go_first_and_waiting_ones_share_what_is_left() -> None:
+def test_running_requests_are_scheduled_first() -> None:
     scheduler = engine(max_num_batched_tokens=6)
     scheduler.add(request("a", 4, 5, family=1))
     assert run_step(scheduler) == [("a", 4, 0)]
@@ -117,7 +117,7 @@ def test_prefill_chunks_are_cached_one_by_one() -> None:
     assert b.cached_tokens == 8
 
 
-def test_a_prompt_of_full_blocks_recomputes_its_last() -> None:
+def test_prompt_of_full_blocks_recomputes_the_last() -> None:
     scheduler = engine()
     scheduler.add(request("a", 8, 1))
     run_step(scheduler)
@@ -141,7 +141,7 @@ def test_admission_needs_blocks_for_the_complete_prompt_and_the_head_blocks_the_
     assert [waiting.request_id for waiting in scheduler.waiting] == ["big", "small"]
 
 
-def test_a_step_at_rest_is_composed_once_if_it_serves_anybody() -> None:
+def test_idle_step_is_scheduled_once() -> None:
     step = Step()
     assert (engine().schedule_when_idle(step), step.count) == (0, 0)  # nothing to do is no reason to try again
     scheduler = engine(usable=5, max_num_batched_tokens=64)
@@ -154,7 +154,7 @@ def test_a_step_at_rest_is_composed_once_if_it_serves_anybody() -> None:
     assert a.num_computed == 9
 
 
-def test_idle_hits_count_against_the_free_blocks() -> None:
+def test_free_hits_count_against_free_blocks() -> None:
     scheduler = engine(usable=6, max_num_batched_tokens=64)
     scheduler.add(request("a", 8, 1, family=1))
     run_step(scheduler)  # family 1's two blocks are cached and idle
@@ -168,7 +168,7 @@ def test_idle_hits_count_against_the_free_blocks() -> None:
     assert scheduler.stats.requests == 2  # rule 14: an attempt that fails is not counted
 
 
-def test_the_last_running_request_is_preempted_and_recomputed_over_its_answer() -> None:
+def test_last_running_request_is_preempted_and_recomputed() -> None:
     scheduler = engine(usable=5, max_num_batched_tokens=64)
     a, b = request("a", 8, 8, family=1), request("b", 8, 3, family=2)
     scheduler.add(a)
@@ -194,7 +194,7 @@ def test_the_last_running_request_is_preempted_and_recomputed_over_its_answer() 
     assert (scheduler.stats.requests, scheduler.stats.hit_tokens) == (2, 0)  # the second admission is not counted
 
 
-def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
+def test_no_admission_in_a_step_with_preemption() -> None:
     scheduler = engine(usable=5, max_num_batched_tokens=64)
     scheduler.add(request("a", 8, 4, family=1))
     scheduler.add(request("b", 8, 3, family=2))
@@ -206,7 +206,7 @@ def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
     assert [waiting.request_id for waiting in scheduler.waiting] == ["b", "c"]
 
 
-def test_a_request_alone_may_preempt_itself() -> None:
+def test_single_request_may_preempt_itself() -> None:
     # a fills the pool while b is at its end: a's next block can only come from a itself.
     scheduler = engine(usable=4, max_num_batched_tokens=64)
     b, a = request("b", 4, 4, family=2), request("a", 8, 6, family=1)
@@ -222,7 +222,7 @@ def test_a_request_alone_may_preempt_itself() -> None:
     assert (a.num_generated, b.num_generated) == (6, 4)
 
 
-def test_composing_a_step_ahead_makes_an_arrival_wait_a_step_longer() -> None:
+def test_async_scheduling_delays_an_arrival_by_one_step() -> None:
     scheduler = engine()
     a = request("a", 4, 4, family=1)
     scheduler.add(a)
@@ -243,7 +243,7 @@ def test_composing_a_step_ahead_makes_an_arrival_wait_a_step_longer() -> None:
     check_scheduler(scheduler)
 
 
-def test_an_end_that_the_engine_cannot_foresee_costs_a_step_more() -> None:
+def test_stop_token_costs_an_extra_async_step() -> None:
     scheduler = engine()
     a = request("a", 4, 1, limit=104)
     scheduler.add(a)
@@ -255,7 +255,7 @@ def test_an_end_that_the_engine_cannot_foresee_costs_a_step_more() -> None:
     check_scheduler(scheduler)
 
 
-def test_a_token_in_flight_survives_the_preemption_of_its_request() -> None:
+def test_token_in_flight_survives_preemption() -> None:
     scheduler = engine(usable=5, max_num_batched_tokens=64)
     a, b = request("a", 8, 8, family=1), request("b", 8, 2, family=2)
     scheduler.add(a)
@@ -271,7 +271,7 @@ def test_a_token_in_flight_survives_the_preemption_of_its_request() -> None:
     check_scheduler(scheduler)
 
 
-def test_abort_frees_at_once_wherever_the_request_is() -> None:
+def test_abort_frees_immediately() -> None:
     scheduler = engine(max_num_seqs=1)
     running, waiting = request("running", 8, 4), request("waiting", 8, 4)
     scheduler.add(running)
@@ -286,7 +286,7 @@ def test_abort_frees_at_once_wherever_the_request_is() -> None:
     check_scheduler(scheduler)
 
 
-def test_requests_that_never_fit_are_refused() -> None:
+def test_too_large_requests_are_rejected() -> None:
     scheduler = engine(usable=4, max_model_len=15)
     assert scheduler.accepts(request("a", 10, 5))
     assert not scheduler.accepts(request("b", 10, 6))  # 16 tokens exceed max_model_len
@@ -299,7 +299,7 @@ def test_requests_that_never_fit_are_refused() -> None:
         request("f", 0, 1)
 
 
-def test_settings_no_engine_could_have_are_refused() -> None:
+def test_impossible_settings_are_rejected() -> None:
     with pytest.raises(InputError, match="num_gpu_blocks: 1 is too small; expected at least 2"):
         EngineConfig(num_gpu_blocks=1)
 

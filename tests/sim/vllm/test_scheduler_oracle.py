@@ -61,7 +61,7 @@ def chain(number: int, arrival: Arrival, block_size: int) -> list[int]:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(workloads())
-def test_every_step_is_the_slow_engines(workload: tuple[EngineConfig, list[Arrival]]) -> None:
+def test_every_step_equals_the_slow_engine(workload: tuple[EngineConfig, list[Arrival]]) -> None:
     config, arrivals = workload
     fast = Scheduler(config)
     slow = slow_engine.SlowEngine(

@@ -97,7 +97,7 @@ class Pools:
 
 @settings(max_examples=200, deadline=None)
 @given(chains(), st.integers(1, 40), st.booleans(), st.data())
-def test_holders_hits_and_evictions_are_those_of_the_pool_block_by_block(
+def test_segments_equal_the_block_pool(
     requests: list[list[int]], usable: int, caching: bool, data: st.DataObject
 ) -> None:
     pools = Pools(usable, requests, caching)

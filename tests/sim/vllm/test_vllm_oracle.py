@@ -243,7 +243,7 @@ def vllms_steps(script: Path, workloads: list[Workload]) -> list[Any]:
 
 
 @pytest.mark.vllm
-def test_every_step_is_vllms() -> None:
+def test_every_step_equals_vllm() -> None:
     count = int(os.environ.get("KVTAPE_VLLM_WORKLOADS", "100"))
     workloads = [make_workload(seed) for seed in range(count)]
     answers = vllms_steps(SCRIPT, workloads)
@@ -261,13 +261,13 @@ def test_every_step_is_vllms() -> None:
     assert hits > 100 * count
 
 
-def test_the_workloads_end_on_our_scheduler() -> None:
+def test_workloads_finish_on_our_scheduler() -> None:
     # What the differential test compares must itself come to an end, here too where no vLLM is.
     for seed in range(12):
         assert our_steps(make_workload(seed))[-1]["scheduled"] is not None
 
 
-def test_every_step_is_the_readable_schedulers() -> None:
+def test_every_step_equals_the_readable_scheduler() -> None:
     for seed in range(16):
         workload = make_workload(seed)
         assert product_steps(workload) == without_ids(our_steps(workload)), f"workload {seed}"

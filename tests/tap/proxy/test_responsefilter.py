@@ -144,7 +144,7 @@ def test_unexpected_data_passes_unchanged(event: bytes) -> None:
     assert filtered([event], BOTH) == event
 
 
-def test_older_vllm_announces_usage_by_nulls() -> None:
+def test_older_vllm_has_null_usage() -> None:
     requested = b'data: {"choices":[{"index":0,"text":"a"}],"usage":null}\n\ndata: {"choices":[],"usage":{"a":1}}\n\n'
     assert filtered([requested], BOTH) == b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
 

@@ -194,7 +194,7 @@ def test_stream_beyond_the_capture_limit_has_ttft_and_usage(lab: Any) -> None:
     assert record.block_hashes == independent_chain(lab, "", [1, 2, 3, 4])
 
 
-def test_explicit_sessions_by_every_name_in_order_of_precedence(lab: Any) -> None:
+def test_session_ids_in_order_of_precedence(lab: Any) -> None:
     cases: list[tuple[bytes, dict[str, Any], str | None]] = [
         (b"X-Session-Id: h\r\nX-Dynamo-Session-ID: d\r\n", {"session_id": "b"}, "h"),
         (b"X-Dynamo-Session-ID: d\r\n", {"session_id": "b", "user": "u"}, "b"),
@@ -214,7 +214,7 @@ def test_explicit_sessions_by_every_name_in_order_of_precedence(lab: Any) -> Non
     ]
 
 
-def test_an_error_inside_a_stream_and_a_stream_without_an_end_are_errors(lab: Any) -> None:
+def test_stream_errors(lab: Any) -> None:
     async def script(request: Any) -> None:
         request.write_sse_head()
         await request.write_event({"choices": [{"index": 0, "text": "x"}]})
@@ -241,7 +241,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_vocabulary
-def test_text_is_tokenized_as_the_engine_would(lab: Any, vocabulary: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_is_tokenized_like_the_engine(lab: Any, vocabulary: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Against the vocabulary file read by another library (tokenizers) and the template's text written out by hand."""
     import tokenizers
 

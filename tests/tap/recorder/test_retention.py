@@ -64,7 +64,7 @@ def test_expired_segments_are_deleted(tmp_path: Path, monkeypatch: pytest.Monkey
     resumed.close()
 
 
-def test_a_clock_that_jumps_ahead_within_a_run_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_jump_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tap = Weeks(tmp_path, monkeypatch, 30 * DAY_S)
     for _ in range(10):
         tap.record_a_day()
@@ -72,7 +72,7 @@ def test_a_clock_that_jumps_ahead_within_a_run_deletes_nothing(tmp_path: Path, m
     assert [name for _ in range(10) for name in tap.record_a_day()] == [], "the trace's own clock is monotonic"
 
 
-def test_a_clock_that_is_ahead_at_a_restart_costs_two_segments_a_rotation_until_it_is_set_right(
+def test_clock_ahead_at_restart_deletes_two_segments_per_rotation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tap = Weeks(tmp_path, monkeypatch, 30 * DAY_S)

@@ -101,7 +101,7 @@ def test_rotation_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     trace.close()
 
 
-def test_what_is_there_is_not_overwritten_unasked(path: Path) -> None:
+def test_existing_trace_is_not_overwritten(path: Path) -> None:
     for rotate in (None, 1):
         trace = SegmentedTrace(path, META, rotate_bytes=rotate)
         write(trace, range(3))
@@ -188,7 +188,7 @@ def check_manifest(path: Path, records: int) -> None:
         assert (segment.bytes, segment.digest) == (file.stat().st_size, trace_digest(file))
 
 
-def test_a_trace_that_is_being_written_is_not_resumed(path: Path) -> None:
+def test_trace_with_a_writer_is_not_resumed(path: Path) -> None:
     for rotate in (None, 1):
         trace = SegmentedTrace(path, META, rotate_bytes=rotate)
         write(trace, range(3))
@@ -200,7 +200,7 @@ def test_a_trace_that_is_being_written_is_not_resumed(path: Path) -> None:
         assert len(load_trace(path if rotate is None else manifest_path(path))[1]) == 5
 
 
-def test_only_a_trace_of_the_same_blocks_and_hashes_is_resumed(path: Path) -> None:
+def test_resume_requires_equal_blocks_and_hashes(path: Path) -> None:
     for rotate in (None, 1):
         trace = SegmentedTrace(path, META, rotate_bytes=rotate)
         write(trace, range(2))
@@ -229,7 +229,7 @@ def test_lost_manifest_is_rebuilt(path: Path) -> None:
     resumed.close()
 
 
-def test_segments_that_were_shipped_away_still_count(path: Path) -> None:
+def test_moved_segments_still_count(path: Path) -> None:
     trace = SegmentedTrace(path, META, rotate_bytes=1)
     for number in range(3):
         trace.write(record(number))
@@ -272,9 +272,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 @pytest.mark.parametrize("rotate", [None, 500])
-def test_a_disk_that_fills_up_and_empties_costs_only_what_was_refused(
-    path: Path, disk: Disk, rotate: int | None
-) -> None:
+def test_full_disk_loses_only_rejected_lines(path: Path, disk: Disk, rotate: int | None) -> None:
     trace = SegmentedTrace(path, META, rotate_bytes=rotate)
     consumed: list[str] = []
     refused = 0

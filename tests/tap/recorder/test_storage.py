@@ -45,7 +45,7 @@ def readable(lab: Any) -> int:
         return sum(1 for _ in reader)
 
 
-def test_a_machine_that_fails_and_starts_again_goes_on_in_the_same_trace(lab: Any) -> None:
+def test_trace_continues_after_a_machine_failure(lab: Any) -> None:
     there = lab.folder / "there"
 
     async def scenario() -> None:

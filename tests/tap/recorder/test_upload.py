@@ -80,7 +80,7 @@ def test_segments_go_to_s3_over_http(segments: list[Path], s3: Any) -> None:
             load_trace(nothing)
 
 
-def test_a_storage_that_fails_is_tried_until_it_does_not(
+def test_failed_upload_is_retried(
     segments: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     memory = fsspec.filesystem("memory")
@@ -107,7 +107,7 @@ def test_a_storage_that_fails_is_tried_until_it_does_not(
     assert "KANARIE" not in printed
 
 
-def test_what_cannot_be_sent_by_the_end_is_left(segments: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_uploads_stay_local(segments: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     memory = fsspec.filesystem("memory")
 
     def put_file(*_: object) -> None:

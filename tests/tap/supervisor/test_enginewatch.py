@@ -90,7 +90,7 @@ def test_engine_change_is_reported_once(lab: Any) -> None:
     assert asyncio.run(scenario()) == [Engine(name="vllm", version="2.0", block_size=16, num_gpu_blocks=100)]
 
 
-def test_the_first_engine_that_can_be_reached_speaks_for_all(lab: Any) -> None:
+def test_first_reachable_engine_gives_the_facts(lab: Any) -> None:
     async def scenario() -> None:
         engines = Engines()
         async with engines.serving(lab) as origin:

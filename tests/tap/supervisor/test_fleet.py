@@ -55,7 +55,7 @@ def test_dialect_of_an_upstream_follows_its_last_report() -> None:
     assert dialects(named) == ["sglang", "sglang"], "--dialect was given"
 
 
-def test_prompts_find_their_upstream_after_a_worker_was_killed(lab: Any) -> None:
+def test_prefix_routing_survives_a_killed_worker(lab: Any) -> None:
     prompts = [json.dumps({"prompt": name * 2000, "max_tokens": 1}) for name in "abcdef"]
 
     async def scenario() -> None:

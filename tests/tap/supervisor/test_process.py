@@ -25,7 +25,7 @@ def run_tap(lab: Any, *arguments: str, **environment: str) -> subprocess.Complet
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_writes_everything_and_prints_the_account(lab: Any, number: signal.Signals) -> None:
+def test_signal_drains_and_prints_the_summary(lab: Any, number: signal.Signals) -> None:
     started = asyncio.Event()
 
     async def slow(request: Any) -> None:
@@ -56,7 +56,7 @@ def test_a_signal_drains_writes_everything_and_prints_the_account(lab: Any, numb
     assert (summary["offered"], summary["recorded"], summary["dropped"]) == (1, 1, {})
 
 
-def test_an_upstream_behind_tls_is_reached_and_verified(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_upstream_is_verified(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(lab.folder / "authority.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -34,7 +34,7 @@ def test_flags_are_in_the_settings() -> None:
         assert (settings.inject, settings.inject_auto) == (frozenset({"usage", "token-ids"}), True)
 
 
-def test_rare_settings_come_from_a_file_alone() -> None:
+def test_config_only_settings() -> None:
     Path("tap.toml").write_text('[tap]\nfile-mode = "640"\nqueue-mb = 1\n')
     settings = read_settings(["--config", "tap.toml", *REQUIRED])
     assert (settings.file_mode, settings.queue_bytes) == (0o640, 1 << 20)
@@ -47,9 +47,7 @@ def test_rare_settings_come_from_a_file_alone() -> None:
         ("http://h:8000/v2", "/v2"),
     ],
 )
-def test_the_v1_of_a_base_url_is_that_of_the_paths(
-    url: str, base_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_v1_in_the_base_url(url: str, base_path: str, capsys: pytest.CaptureFixture[str]) -> None:
     settings = read_settings(["--upstream", url, *WITHOUT_UPSTREAM])
     assert settings.upstreams == (Origin("http", "h", 8000, base_path),)
     printed = f"tap: --upstream {url}: /v1 ignored: clients send it in their paths\n"
@@ -98,7 +96,7 @@ def test_invalid_value_is_refused_by_flag(flags: list[str], printed: str, capsys
     assert printed in capsys.readouterr().err
 
 
-def test_no_upstream_at_all_is_refused() -> None:
+def test_missing_upstream_is_rejected() -> None:
     with pytest.raises(InputError, match="none was given; expected exactly one of the two"):
         read_settings(WITHOUT_UPSTREAM)
 
@@ -111,7 +109,7 @@ def test_existing_trace_is_neither_replaced_nor_continued() -> None:
     assert read_settings([*REQUIRED, "--overwrite"]).overwrite
 
 
-def test_an_upstream_alone_is_enough(tmp_path: Path) -> None:
+def test_upstream_is_the_only_required_flag(tmp_path: Path) -> None:
     settings = read_settings(["--upstream", "http://a:1"])
     assert (settings.listen, settings.trace) == (("127.0.0.1", 8001), "tap.jsonl.zst")
     assert settings.tokenizer == "auto"

@@ -83,7 +83,7 @@ def test_named_tokenizer_is_not_probed(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("before", ["engine", "ids"])
-def test_a_resumed_trace_keeps_its_tokenizer(lab: Any, before: str) -> None:
+def test_resumed_trace_keeps_its_tokenizer(lab: Any, before: str) -> None:
     lab.trace.write_bytes(encode_meta(Meta(source="tap", block_size=4, tokenizer=before)))
     actual, requested = probed(lab, VLLM, {"prompt": [7]}, resume=True)
     assert (actual.settings.tokenizer, "POST /tokenize" in requested) == (before, False)

@@ -22,7 +22,7 @@ NEXT = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnext"
         pytest.param(b"GET", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", id="no chunk"),
     ],
 )
-def test_an_answer_without_a_body_leaves_both_connections_in_step(rig: Any, method: bytes, answer: bytes) -> None:
+def test_response_without_body_keeps_connections(rig: Any, method: bytes, answer: bytes) -> None:
     async def upstream(peer: Any) -> None:
         assert (await peer.head()).startswith(method + b" /first ")
         await peer.write(answer)

@@ -138,7 +138,7 @@ def test_while_the_upstream_does_not_read_the_upload(rig: Any) -> None:
     rig.run(scenario())
 
 
-def test_with_more_requests_waiting_behind(rig: Any) -> None:
+def test_with_pipelined_requests(rig: Any) -> None:
     """Pipelined requests of a client that left are not sent at all."""
     heads = []
     has_first = asyncio.Event()

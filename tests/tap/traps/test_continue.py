@@ -49,7 +49,7 @@ def test_final_response_instead_of_100_continue(rig: Any) -> None:
     rig.run(scenario())
 
 
-def test_a_client_that_does_not_wait_for_it_is_served(rig: Any) -> None:
+def test_client_that_does_not_wait_for_continue(rig: Any) -> None:
     async def upstream(peer: Any) -> None:
         await peer.head()
         assert await peer.exactly(5) == b"hello"
@@ -65,7 +65,7 @@ def test_a_client_that_does_not_wait_for_it_is_served(rig: Any) -> None:
     rig.run(scenario())
 
 
-def test_after_the_go_ahead_a_malformed_body_is_still_a_refusal(rig: Any) -> None:
+def test_malformed_body_after_continue_is_rejected(rig: Any) -> None:
     """A 1xx is no beginning of the response."""
 
     async def upstream(peer: Any) -> None:

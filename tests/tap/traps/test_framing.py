@@ -79,7 +79,7 @@ REFUSED_HEADS = {
 
 
 @pytest.mark.parametrize("head", REFUSED_HEADS.values(), ids=REFUSED_HEADS)
-def test_a_head_that_two_servers_could_read_differently(rig: Any, head: bytes) -> None:
+def test_ambiguous_heads_are_rejected(rig: Any, head: bytes) -> None:
     async def upstream(peer: Any) -> None:
         raise AssertionError("a refused request reached the upstream")
 
@@ -120,7 +120,7 @@ REFUSED_CHUNKS = {
 
 
 @pytest.mark.parametrize("chunks", REFUSED_CHUNKS.values(), ids=REFUSED_CHUNKS)
-def test_chunks_that_two_servers_could_read_differently(rig: Any, chunks: bytes) -> None:
+def test_ambiguous_chunks_are_rejected(rig: Any, chunks: bytes) -> None:
     """The head and what was right had passed by then; the upstream gets no end to them, and its connection is cut."""
     good = b"2\r\n{}\r\n"
 
@@ -142,7 +142,7 @@ def test_chunks_that_two_servers_could_read_differently(rig: Any, chunks: bytes)
     rig.run(scenario())
 
 
-def test_chunks_that_break_during_the_answer_cut_it(rig: Any) -> None:
+def test_broken_chunks_truncate_the_response(rig: Any) -> None:
     """A started response cannot become an error, and must not look complete."""
 
     async def upstream(peer: Any) -> None:
@@ -194,7 +194,7 @@ def test_unusual_but_valid_requests_are_unchanged(rig: Any, header: bytes, body:
     rig.run(scenario())
 
 
-def test_a_chunked_body_cut_at_every_byte_is_the_same_body(rig: Any) -> None:
+def test_chunked_body_split_at_every_byte(rig: Any) -> None:
     body = b"5;ext=1\r\nhel\r\n\r\n1\r\n!\r\n0\r\nTrailer: x\r\n\r\n"
     ok = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 

@@ -79,7 +79,7 @@ CUT = {
 
 
 @pytest.mark.parametrize("printed", CUT.values(), ids=CUT)
-def test_a_response_that_clients_read_differently_reaches_none(rig: Any, printed: bytes) -> None:
+def test_ambiguous_response_is_rejected(rig: Any, printed: bytes) -> None:
     async def upstream(peer: Any) -> None:
         await peer.read_until(b"{}")
         await peer.write(printed)
@@ -115,9 +115,7 @@ def test_endless_head_times_out(rig: Any, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     "reads", [[b"HTTP/1.1 100 Continue\r\n\r\n"], [b"HTTP/1.1 103 E\r\n", b"X: y\r\n\r\n"], [b"\r\n"]]
 )
-def test_after_an_informational_head_the_engine_may_work_for_as_long_as_it_likes(
-    rig: Any, monkeypatch: pytest.MonkeyPatch, reads: list[bytes]
-) -> None:
+def test_no_timeout_after_an_informational_head(rig: Any, monkeypatch: pytest.MonkeyPatch, reads: list[bytes]) -> None:
     monkeypatch.setattr("wire.client.connection.HEAD_WAIT_S", 0.05)
 
     async def upstream(peer: Any) -> None:

@@ -112,7 +112,7 @@ def get(port: int, path: str) -> bytes:
     return b""
 
 
-def test_no_secret_is_anywhere_but_on_the_wire(lab: Any) -> None:
+def test_secrets_are_never_stored(lab: Any) -> None:
     model = write_model("deepseek", lab.trace.parent / "model")
     flags = ("--tokenizer", str(model), "--no-engine-facts", "--admin", "127.0.0.1:0", "--inject", "usage")
     remaining = ("--dialect", "vllm", "--keep-header", "X-Team", "--rotate-mb", "1")

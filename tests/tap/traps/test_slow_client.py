@@ -84,7 +84,7 @@ def test_captures_are_dropped_within_the_memory_budget(rig: Any) -> None:
     rig.run(scenario())
 
 
-def test_a_slow_upstream_holds_back_an_upload(rig: Any) -> None:
+def test_slow_upstream_applies_back_pressure(rig: Any) -> None:
     go_on = asyncio.Event()
     read = 0
 
@@ -126,9 +126,7 @@ SMALL = 4096
 ANSWER = b"x" * 60_000
 
 
-def test_an_answer_to_a_client_that_still_sends_is_not_cut_for_being_read_slowly(
-    rig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_early_response_is_read_slowly(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that closes under a client's bytes lingers; that time begins when the answer has been read."""
     monkeypatch.setattr("wire.server.LINGER_S", 0.02)
 
@@ -187,7 +185,7 @@ def test_stalled_request_body_releases_the_upstream(rig: Any) -> None:
     rig.run(scenario())
 
 
-def test_a_head_that_trickles_in_is_not_waited_for_for_ever(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_head_times_out(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wire.server.KEEP_ALIVE_S", 0.2)
     monkeypatch.setattr("wire.server.SWEEP_S", 0.05)
 
@@ -205,7 +203,7 @@ def test_a_head_that_trickles_in_is_not_waited_for_for_ever(rig: Any, monkeypatc
     rig.run(scenario())
 
 
-def test_a_body_that_comes_slowly_but_comes_is_waited_for(rig: Any) -> None:
+def test_slow_body_does_not_time_out(rig: Any) -> None:
     body = b"slow but sure"
 
     async def upstream(peer: Any) -> None:

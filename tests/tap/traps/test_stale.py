@@ -97,7 +97,7 @@ def test_llamacpp_connection_is_not_reused_after_a_stream(rig: Any, server: byte
         pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\r\n\r\n", id="trailers"),
     ],
 )
-def test_empty_lines_behind_an_answer_never_reach_the_client(rig: Any, answer: bytes, stray: bytes) -> None:
+def test_empty_lines_after_a_response_are_dropped(rig: Any, answer: bytes, stray: bytes) -> None:
     """However the reads are cut: in the client's eyes they would begin its next answer."""
     complete = answer + stray
     cuts = range(len(answer) - 6, len(complete))

@@ -17,7 +17,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
     ],
     ids=["websocket", "websocket among others", "tunnel"],
 )
-def test_a_websocket_or_tunnel_is_a_clear_501(rig: Any, request_bytes: bytes) -> None:
+def test_websocket_and_connect_are_501(rig: Any, request_bytes: bytes) -> None:
     async def upstream(peer: Any) -> None:
         raise AssertionError("not for the upstream")
 
@@ -31,7 +31,7 @@ def test_a_websocket_or_tunnel_is_a_clear_501(rig: Any, request_bytes: bytes) ->
     rig.run(scenario())
 
 
-def test_an_offer_of_another_protocol_is_declined_by_answering(rig: Any) -> None:
+def test_upgrade_offer_is_ignored(rig: Any) -> None:
     async def upstream(peer: Any) -> None:
         head = await peer.head()
         assert b"pgrade" not in head
@@ -49,7 +49,7 @@ def test_an_offer_of_another_protocol_is_declined_by_answering(rig: Any) -> None
     rig.run(scenario())
 
 
-def test_a_body_under_an_offer_of_another_protocol_is_still_a_body(rig: Any) -> None:
+def test_upgrade_request_with_body(rig: Any) -> None:
     async def upstream(peer: Any) -> None:
         await peer.head()
         assert await peer.exactly(5) == b"hello"

@@ -29,9 +29,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         pytest.param(CHUNKED + b"0\r\nSum: 1\r\n", b"0\r\nSum: 1\r\n", id="chunked, within the trailers"),
     ],
 )
-def test_what_had_come_is_passed_on_and_nothing_that_would_end_it(
-    rig: Any, answer: bytes, body: bytes, dies: str
-) -> None:
+def test_upstream_death_truncates_the_response(rig: Any, answer: bytes, body: bytes, dies: str) -> None:
     seen = asyncio.Event()
 
     async def upstream(peer: Any) -> None:
@@ -54,7 +52,7 @@ def test_what_had_come_is_passed_on_and_nothing_that_would_end_it(
     rig.run(scenario())
 
 
-def test_an_answer_that_ends_with_the_connection_is_reset(rig: Any) -> None:
+def test_close_delimited_response_is_reset(rig: Any) -> None:
     seen = asyncio.Event()
 
     async def upstream(peer: Any) -> None:
@@ -75,7 +73,7 @@ def test_an_answer_that_ends_with_the_connection_is_reset(rig: Any) -> None:
     rig.run(scenario())
 
 
-def test_an_answer_dechunked_for_an_old_client_is_reset(rig: Any) -> None:
+def test_dechunked_response_is_reset(rig: Any) -> None:
     """HTTP/1.0 has no chunks: the missing last chunk is signalled by a reset."""
     seen = asyncio.Event()
 
@@ -98,7 +96,7 @@ def test_an_answer_dechunked_for_an_old_client_is_reset(rig: Any) -> None:
 
 @pytest.mark.parametrize("dies", ["closes", "resets"])
 @pytest.mark.parametrize("part", [b"", b"HT", b"HTTP/1.1 200 OK\r\nContent-Len", b"HTTP/1.1 103 Hint\r\n\r\n"])
-def test_without_a_head_there_is_no_answer_and_no_second_try(rig: Any, part: bytes, dies: str) -> None:
+def test_death_before_the_head_is_not_retried(rig: Any, part: bytes, dies: str) -> None:
     """The request may have run: sent again, it would run twice; answered with a 502, it would be the tap's word."""
 
     async def upstream(peer: Any) -> None:
@@ -118,7 +116,7 @@ def test_without_a_head_there_is_no_answer_and_no_second_try(rig: Any, part: byt
     rig.run(scenario())
 
 
-def test_during_an_upload_the_client_hears_of_it_while_it_sends(rig: Any) -> None:
+def test_death_during_upload_is_reported_immediately(rig: Any) -> None:
     async def upstream(peer: Any) -> None:
         await peer.head()
         await peer.exactly(1000)
@@ -147,7 +145,7 @@ def test_during_an_upload_the_client_hears_of_it_while_it_sends(rig: Any) -> Non
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000,
     ],
 )
-def test_what_is_no_answer_reaches_nobody(rig: Any, nonsense: bytes) -> None:
+def test_invalid_response_is_not_relayed(rig: Any, nonsense: bytes) -> None:
     async def upstream(peer: Any) -> None:
         await peer.read_until(b"{}")
         await peer.write(nonsense)
@@ -172,7 +170,7 @@ def test_what_is_no_answer_reaches_nobody(rig: Any, nonsense: bytes) -> None:
         b"0\r\n" + b"X: y\r\n" * 4000,
     ],
 )
-def test_broken_chunks_break_the_answer_off(rig: Any, framing: bytes) -> None:
+def test_broken_chunks_abort_the_response(rig: Any, framing: bytes) -> None:
     async def upstream(peer: Any) -> None:
         await peer.head()
         await peer.write(CHUNKED, b"1\r\nx\r\n", framing)
