@@ -158,7 +158,7 @@ def _notes(outcome: RunOutcome, config: LoadConfig) -> list[str]:
     without_ids = outcome.tally.without_output_hashes
     if config.api == "completions" and not config.single_turns and without_ids:
         notes.append(
-            f"the engine returned no token ids for {without_ids} outputs: later turns contain stand-in tokens, "
+            f"the engine returned no token ids for {without_ids} outputs: later turns contain replacement tokens, "
             "whose blocks cannot hit"
         )
     return notes

@@ -183,12 +183,12 @@ class _Columns:
         return {
             **{name: np.concatenate(self.arrays.pop(name)) for name in list(self.arrays)},
             "gap_ms": np.frombuffer(self.gap_ms) if self.gap_ms else np.empty(0),
-            "gap_tokens": np.broadcast_to(_ONE, len(self.gap_ms)) if single_tokens else np.concatenate(tokens),
+            "gap_tokens": np.broadcast_to(_SINGLE_TOKEN, len(self.gap_ms)) if single_tokens else np.concatenate(tokens),
             "gap_owner": np.repeat(np.arange(self.rows, dtype=np.int32), counts),
         }
 
 
-_ONE: Final = np.ones(1, np.int32)
+_SINGLE_TOKEN: Final = np.ones(1, np.int32)
 
 
 def _gaps(batch: Batch) -> tuple[FloatArray, dict[str, npt.NDArray[Any]]]:
@@ -205,7 +205,7 @@ def _gaps(batch: Batch) -> tuple[FloatArray, dict[str, npt.NDArray[Any]]]:
         tpot_ms = np.where((counts > 0) & (later >= 1), gap_sums / later, np.nan)
     tokens = np.clip(tokens, 1, MOST_TOKENS).astype(np.int32)
     if tokens.max(initial=1) == 1:
-        tokens = np.broadcast_to(_ONE, len(tokens))
+        tokens = np.broadcast_to(_SINGLE_TOKEN, len(tokens))
     return gap_ms, {"gap_tokens": tokens, "gap_counts": counts, "tpot_ms": tpot_ms}
 
 

@@ -35,7 +35,7 @@ class Stream(IntEnum):
     PROMPT_TOKENS = 5
     OUTPUT_LENGTH = 6
     THINK_TIME = 7
-    STAND_IN_TOKENS = 8
+    REPLACEMENT_TOKENS = 8
     TURN_COUNT = 9
     STAGE_ORDER = 12
 

@@ -149,7 +149,7 @@ class Turn:
         before = self.prompt
         assert before is not None  # this turn has ended
         following = Turn(self.load, self.session, self.index + 1, response.record.request_id, self.over)
-        return following.send(shape.think_ms, lambda: before.after(response, shape.messages(), shape.stand_in_key))
+        return following.send(shape.think_ms, lambda: before.after(response, shape.messages(), shape.replacement_key))
 
     def describe(self, response: Response) -> Record:
         prompt, self.prompt = self.prompt, None

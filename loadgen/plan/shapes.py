@@ -30,8 +30,8 @@ class TurnShape(msgspec.Struct, frozen=True, gc=False):
         return self.quoted or (SyntheticMessage("user", self.prompt_key, self.prompt_tokens),)
 
     @property
-    def stand_in_key(self) -> int:
-        return mix64(self.prompt_key + Stream.STAND_IN_TOKENS)
+    def replacement_key(self) -> int:
+        return mix64(self.prompt_key + Stream.REPLACEMENT_TOKENS)
 
 
 class SessionShape(msgspec.Struct, frozen=True, gc=False):

@@ -153,9 +153,9 @@ def busy_notes(processes: Sequence[ProcessUse], seconds: float) -> list[str]:
 def summary_lines(summary: Summary, more: Sequence[str] = ()) -> list[str]:
     """Lines for a terminal; ``more``: lines of the command."""
     ok = summary.statuses.get("ok", 0)
-    others = "".join(f", {count} {status}" for status, count in sorted(summary.statuses.items()) if status != "ok")
+    not_ok = "".join(f", {count} {status}" for status, count in sorted(summary.statuses.items()) if status != "ok")
     verdict = f"stopped ({summary.interrupted})" if summary.interrupted else "done" if ok else "FAILED"
-    lines = [f"{verdict}: {ok} of {summary.sent} requests ok in {summary.seconds:.1f} s{others} ({summary.pattern})"]
+    lines = [f"{verdict}: {ok} of {summary.sent} requests ok in {summary.seconds:.1f} s{not_ok} ({summary.pattern})"]
     lines += [f"  FAILED: {failure}" for failure in summary.failures]
     if summary.errors:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(summary.errors.items()))

@@ -71,8 +71,8 @@ class Prompt(Protocol):
     def chain(self, hasher: BlockHasher, response: Response) -> Chain | None:
         """Block hashes of the request; extends the conversation's chain."""
 
-    def after(self, response: Response, messages: Sequence[PlannedMessage], stand_in: int) -> "Prompt":
-        """Prompt of the next turn. ``stand_in``: key of tokens that replace an output with unknown token ids."""
+    def after(self, response: Response, messages: Sequence[PlannedMessage], replacement_key: int) -> "Prompt":
+        """Prompt of the next turn. ``replacement_key``: key of tokens that replace an output with unknown token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +128,10 @@ class TokenPrompt:
         self.hashes[:] = chain.blocks()
         return chain
 
-    def after(self, response: Response, messages: Sequence[PlannedMessage], stand_in: int) -> Prompt:
+    def after(self, response: Response, messages: Sequence[PlannedMessage], replacement_key: int) -> Prompt:
         repeated = len(self.token_ids)
         if response.token_ids is None:
-            generated = tokens_of(stand_in, response.record.output_tokens or 0, self.form.vocabulary)
+            generated = tokens_of(replacement_key, response.record.output_tokens or 0, self.form.vocabulary)
         else:
             generated = np.asarray(response.token_ids, dtype=np.uint32)
             repeated += max(0, len(generated) - 1)  # the last token has no KV cache when its request ends
@@ -193,8 +193,8 @@ class ChatPrompt:
         chain = hash_request(hasher, (), self._ids, response.token_ids)
         return chain if self._reported else replace(chain, source="tokenizer")
 
-    def after(self, response: Response, messages: Sequence[PlannedMessage], stand_in: int) -> Prompt:
-        del stand_in  # the output is sent as text
+    def after(self, response: Response, messages: Sequence[PlannedMessage], replacement_key: int) -> Prompt:
+        del replacement_key  # the output is sent as text
         return self.continued(response, [self.form.text_maker.sent_message(message) for message in messages])
 
     def continued(self, response: Response, messages: Sequence[SentMessage]) -> "ChatPrompt":

@@ -58,7 +58,7 @@ class CompareConfig:
     """Settings of ``report compare``."""
 
     traces: Mapping[str, Path]
-    """By label, in the order given; the first is the truth of the others."""
+    """By label, in the order given; the first is the truth of the other_labels."""
     repeats: tuple[str, ...] = ()
     """Labels of the first label's load measured again; none given: the label ``again``, if there."""
     seed: int = 0
@@ -154,10 +154,10 @@ def truths_of(runs: Mapping[str, Run]) -> dict[str, str]:
 
     The reference of a prediction is the first measured label under its conditions (cache, scheduler, pace), if any.
     """
-    first, *others = runs
+    first, *other_labels = runs
     measured = [label for label, run in runs.items() if run.meta.source != "sim"]
-    truths = {label: first for label in others if label in measured}
-    for label in (label for label in others if label not in measured):
+    truths = {label: first for label in other_labels if label in measured}
+    for label in (label for label in other_labels if label not in measured):
         alike = (name for name in measured if not other_conditions(runs[name].meta, runs[label].meta))
         truths[label] = next(alike, first)
     return truths

@@ -106,7 +106,7 @@ class Check:
 
     kind: str
     state: str
-    """``passed``, ``met`` and ``ok`` are good; FAILED, MISSED, ``bad`` and ``look`` are not; others: too uncertain."""
+    """``passed``, ``met`` and ``ok`` are good; FAILED, MISSED, ``bad`` and ``look`` are not; better: too uncertain."""
     text: str
 
     @property
@@ -191,9 +191,9 @@ def _verdict(checks: Sequence[Check]) -> Iterator[str]:
     """Yield the outcome of all checks, the worst first, with the number of each."""
     counts = Counter(check.state for check in checks)
     if counts:
-        worst, *others = (f"{count} {state}" for state, count in counts.items())
+        worst, *better = (f"{count} {state}" for state, count in counts.items())
         count, _, state = worst.partition(" ")
-        yield f"verdict: {state} ({', '.join([f'{count} of {len(checks)} {checks[0].kind}s', *others])})"
+        yield f"verdict: {state} ({', '.join([f'{count} of {len(checks)} {checks[0].kind}s', *better])})"
 
 
 def wrap_lines(lines: Iterable[str]) -> list[str]:

@@ -48,9 +48,9 @@ def _figure_panels(measured: Measured) -> Iterator[Panel]:
         WAITS: [wait_panel(measured)],
         TIME: [*load_panels(measured), session_panel(measured)],
     }
-    for title, (first, *others) in chapters.items():
+    for title, (first, *later_panels) in chapters.items():
         yield replace(first, chapter=title)
-        yield from others
+        yield from later_panels
 
 
 def _number_panels(measured: Measured) -> Iterator[Panel]:

@@ -130,7 +130,7 @@ class SlotCounts(HitCounts):
 
 CHUNK_TOKENS = 8192
 """Token budget of a scheduler step with KV groups: states are stored and window blocks freed where a step ends."""
-OWN_FLAGS: Mapping[str, tuple[str, ...]] = {
+ENGINE_FLAGS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("kv_groups", "bound"),
     "sglang": ("kv_tokens", "page_size", "chunked_prefill_size"),
     "llamacpp": tuple(SlotConfig.__dataclass_fields__),
@@ -167,7 +167,7 @@ def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
 
 def refuse_other_engines(arguments: argparse.Namespace) -> None:
     """Raise InputError for a flag of another engine."""
-    for engine, names in OWN_FLAGS.items():
+    for engine, names in ENGINE_FLAGS.items():
         flags = given_flags(arguments, names)
         if flags and engine != arguments.engine:
             raise InputError(

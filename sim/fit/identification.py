@@ -15,7 +15,7 @@ from tracefile.records.errors import InputError
 
 _WIDE = 4
 """Smallest ratio of sizes that identifies a slope."""
-_SOME = 5
+_MIN_REQUESTS = 5
 _SEVERAL_STEPS = 2
 """Prefill steps of the longest cold prompt that attention cost needs."""
 LEAST_INTERVALS = 20
@@ -69,8 +69,8 @@ def coverage_of(observed: Observations, requests: Requests, step_tokens: int) ->
     return Coverage(
         step_tokens=step_tokens,
         shortest_cold=_quantile(uncached, 0.02),
-        longest_cold=_reached(uncached, _SOME),
-        longest_warm=_reached(warm, _SOME),
+        longest_cold=_reached(uncached, _MIN_REQUESTS),
+        longest_warm=_reached(warm, _MIN_REQUESTS),
         answers_at_once=_reached(counts[:, DECODES] / observed.steps[decoding], LEAST_INTERVALS),
         shallowest_answer=_quantile(depths, 0.02),
         deepest_answer=_reached(depths, LEAST_INTERVALS),
@@ -110,7 +110,7 @@ def lack(name: str, reach: Coverage) -> str | None:
             f"outputs had {reach.shallowest_answer:,} to {reach.deepest_answer:,} tokens behind them",
         ),
         "frontend_base_ms": (
-            reach.idle_arrivals < _SOME,
+            reach.idle_arrivals < _MIN_REQUESTS,
             f"requests that came to an idle engine: {reach.idle_arrivals}",
         ),
         "frontend_ms_per_prompt_token": no_warm_prompts,

@@ -48,7 +48,7 @@ def read_grid(path: Path) -> Grid:
         chosen = axis.put(chosen, _value(axis, value, where))
     grid = Grid(path, chosen, dict(_values(path, key, value) for key, value in axes.items()))
     named = {axis.name for axis in grid.axes} | set(axes_in(chosen))
-    _placed(lambda: refuse_alone(named), str(path))
+    _with_location(lambda: refuse_alone(named), str(path))
     count = prod(len(values) for values in grid.axes.values())
     if not grid.axes or count > MOST_POINTS:
         raise InputError(f"{path}: axes: {count:,} points, all combinations; expected 2 to {MOST_POINTS:,}")
@@ -79,10 +79,10 @@ def _value(axis: Axis, value: Any, where: str) -> Any:
         return axis.on if value else not axis.on
     if axis.name == "route":
         refuse_code(where, str(value))
-    return _placed(lambda: axis.read(where, str(value)), where)
+    return _with_location(lambda: axis.read(where, str(value)), where)
 
 
-def _placed(read: Callable[[], Any], where: str) -> Any:
+def _with_location(read: Callable[[], Any], where: str) -> Any:
     try:
         return read()
     except InputError as error:

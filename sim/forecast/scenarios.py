@@ -160,7 +160,7 @@ def _events(flag: str, word: str) -> tuple[str, ...]:
     return (word,)
 
 
-WHOLE = integer(0)
+INTEGER = integer(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Axis:
     metavar: str = ""
     help: str = ""
     """Empty: its flag is one of ``add_fleet_flags``."""
-    read: Callable[[str, str], Any] = WHOLE
+    read: Callable[[str, str], Any] = INTEGER
     """Value of a word after the flag's name. Raises InputError."""
     field: str = ""
     """Field of the engine's settings, of ``Deployment`` or of ``Scenario``; empty: as named."""

@@ -106,19 +106,19 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
 
 def engine_metrics(engines: Sequence[RealTimeEngine], model_name: str) -> Iterator[Metric]:
     """Yield scheduler, KV cache and prefix cache metrics, named as in vLLM 0.32."""
-    placed = [((model_name, str(index)), engine) for index, engine in enumerate(engines)]
+    labelled = [((model_name, str(index)), engine) for index, engine in enumerate(engines)]
     for engine in engines:
         engine.flush()
     yield _cache_config(engines)
     for name, text, read in _GAUGES:
-        yield _VLLM.gauge(name, text, [(labels, read(engine)) for labels, engine in placed], _LABELS)
+        yield _VLLM.gauge(name, text, [(labels, read(engine)) for labels, engine in labelled], _LABELS)
     for name, text, read in _COUNTERS:
-        yield _VLLM.counter(name, text, [(labels, read(engine)) for labels, engine in placed], _LABELS)
+        yield _VLLM.counter(name, text, [(labels, read(engine)) for labels, engine in labelled], _LABELS)
     ended = [
-        ((*labels, reason), count) for labels, engine in placed for reason, count in engine.counters.finished.items()
+        ((*labels, reason), count) for labels, engine in labelled for reason, count in engine.counters.finished.items()
     ]
     yield _VLLM.counter("request_success", "Finished requests.", ended, [*_LABELS, "finished_reason"])
-    late = [(labels, engine.counters.lateness_s) for labels, engine in placed]
+    late = [(labels, engine.counters.lateness_s) for labels, engine in labelled]
     text = "Delay of a step's first token against the model's time."
     yield Families("kvtape_sim:").histogram("lateness_seconds", text, LATENESS_S, late, _LABELS)
 

@@ -97,7 +97,7 @@ def test_hashes_and_ids_equal_a_tap_with_the_same_key(engine: Any, tmp_path: Pat
             assert len(chain) == ((turn.prompt_tokens or 0) + (turn.output_tokens or 0) - 1) // 16
 
 
-def test_stand_in_tokens_without_token_ids(engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replacement_tokens_without_token_ids(engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine.returns_ids = False
     assert load(engine, tmp_path / "t", SESSIONS) == 0
     assert "returned no token ids for 18 outputs" in capsys.readouterr().out

@@ -87,7 +87,7 @@ def ids_of(prompt: ChatPrompt) -> np.ndarray:
 
 
 def after(prompt: Prompt, answer: Response, turn: TurnShape) -> Prompt:
-    return prompt.after(answer, turn.messages(), turn.stand_in_key)
+    return prompt.after(answer, turn.messages(), turn.replacement_key)
 
 
 def test_session_equals_the_tokenizers_chat(tokenizer: WordTokenizer, target: TargetText) -> None:
