@@ -117,7 +117,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     sent: int
     left_out: Mapping[str, int]
     not_sent: Mapping[str, int]
-    """By the failed request before them, or the end of the run."""
+    """Counts by reason: the failed request before them, or the end of the run."""
 
     def check_integrity(self) -> None:
         accounted = self.sent + sum(self.left_out.values()) + sum(self.not_sent.values())

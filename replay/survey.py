@@ -101,7 +101,7 @@ class SurveyBuilder:
         self._selected = 0
         self._first_ms = math.inf
         self._latest_ms: float | None = None
-        """Of all arrivals, selected or not."""
+        """Latest of all arrivals, selected or not."""
         self.left_out: Counter[str] = Counter()
         self._hashed = False
         self._linked = False

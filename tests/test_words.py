@@ -1,8 +1,9 @@
-"""Words: short sentences and known abbreviations in user pages, their total length, the openings of docstrings."""
+"""Words: short sentences in user pages, their total length, docstrings and identifiers in the terms of the field."""
 
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,20 @@ ROOMS = ("tracefile", "measure", "wire", "engines", "tap", "loadgen", "replay", 
 MOST_WORDS = 25_000
 """Of all user pages, and of all engineers' notes; the page of commands, made of their help, apart."""
 MOST_WORDS_IN_A_SENTENCE = 25
+DIALECT = {
+    *("found", "told", "said", "say", "says", "tell", "tells", "place", "places", "placed", "own", "owns", "whole"),
+    *("some", "others", "one", "ones", "stand", "stands", "heed", "mend", "mends", "mended", "its"),
+    *("judge", "judged", "judging", "settle", "settled", "settling", "room", "rooms", "take", "takes", "taken"),
+}
+"""Parts of identifiers that name no concept of the field: house words before November 2026."""
+FOREIGN_NAMES = {"FileNotFoundError", "ModuleNotFoundError", "take", "ones"}
+"""Names of Python and numpy."""
+MOST_DIALECT_NAMES = 20
+FIELD_NOUN = re.compile(
+    r"prefill|decod|KV cache|prefix|block|schedul|preempt|evict|latenc|throughput|batch|token", re.IGNORECASE
+)
+LEAST_SHARE_WITH_FIELD_NOUN = 0.40
+"""Of the docstrings of the product."""
 FORBIDDEN_OPENINGS = {
     *("what", "which", "whether", "who", "whom", "whose", "how", "when", "where", "why", "of", "as", "by"),
     *("those", "these", "that", "this", "every", "nobody", "one", "it", "its", "they"),
@@ -95,17 +110,47 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
             yield from statements(child)
 
 
-def openings() -> Iterator[tuple[str, str]]:
-    """Place and first word of every docstring of the product."""
-    for path in sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
-        module = ast.parse(path.read_text())
-        for node in (module, *statements(module)):
-            if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                docstring = ast.get_docstring(node)
-                if docstring:
-                    yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", docstring.split()[0]
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Syntax trees of the product, by path."""
+    paths = sorted(path for room in (*ROOMS, "scripts") for path in (ROOT / room).rglob("*.py"))
+    return {name_of(path): ast.parse(path.read_text()) for path in paths}
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Position and text of all docstrings of modules, classes, functions, fields and constants."""
+    for path, module in modules().items():
+        for node in statements(module):
+            match node:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield f"{path}:{node.lineno}", text
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
-    bad = [place for place, word in openings() if word.lower().strip("`.,:") in FORBIDDEN_OPENINGS]
-    assert not bad
+    first_words = [(where, text.split()[0].lower().strip("`.,:")) for where, text in docstrings()]
+    assert not [where for where, word in first_words if word in FORBIDDEN_OPENINGS]
+
+
+def test_docstrings_have_nouns_of_the_field() -> None:
+    texts = [text for _, text in docstrings()]
+    assert sum(FIELD_NOUN.search(text) is not None for text in texts) >= LEAST_SHARE_WITH_FIELD_NOUN * len(texts)
+
+
+def identifiers(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and name of every definition and use of a name."""
+    for node in ast.walk(module):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                yield node.lineno, name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield node.lineno, name
+
+
+def test_identifiers_are_terms_of_the_field() -> None:
+    bad = [
+        f"{path}:{line}: {name}"
+        for path, module in modules().items()
+        for line, name in identifiers(module)
+        if name not in FOREIGN_NAMES and DIALECT & set(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_"))
+    ]
+    assert len(bad) <= MOST_DIALECT_NAMES, "\n".join(bad)

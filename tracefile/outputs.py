@@ -31,7 +31,7 @@ class InferredOutputs:
         """Requests without output hashes: prompt tokens, output tokens, last full block of the prompt."""
         self._outputs: dict[RequestId, list[BlockHash]] = {}
         self._within: dict[RequestId, RequestId] = {}
-        """By request whose cached tokens end within a block, in its parent's output: the parent."""
+        """Parent by request whose cached tokens end within a block of the parent's output."""
 
     def learn(self, record: Record) -> None:
         """Add a record, after its parent."""

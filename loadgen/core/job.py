@@ -20,11 +20,11 @@ class Response(msgspec.Struct, frozen=True):
 
     record: Record
     end_ms: float
-    """From t = 0."""
+    """Time since the run's start."""
     token_ids: list[int] | None
     """Null: not returned by the engine."""
     prompt_token_ids: list[int] | None
-    """As reported by the engine; null: not returned."""
+    """Reported by the engine; null: not returned."""
     text: str
     """Stays in memory, never written."""
 

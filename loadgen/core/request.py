@@ -28,7 +28,7 @@ class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Serialised request, and the planned fields of its record: ids, prompt tokens, output token limit."""
 
     request_id: RequestId
-    """As in the trace; the HTTP header has the plan's id."""
+    """Id in the trace; the HTTP header has the plan's id."""
     path: str
     headers: Headers
     body: bytes

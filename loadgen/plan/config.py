@@ -64,7 +64,7 @@ class LoadConfig(RunSettings):
     prefix_count: int = 0
     prefix_tokens: int = 0
     turns: LengthDistribution | None = None
-    """Of a random session, null: 1. Of a dataset: shorter sessions are skipped, longer cut; null: unchanged."""
+    """Turns of a random session, null: 1. In a dataset, shorter sessions are skipped, longer cut; null: unchanged."""
     think_s: LengthDistribution | None = None
     """Think time from a response's end to the next send; null: the dataset's, else 0."""
 

@@ -245,11 +245,11 @@ class LoadJob:
     load_id: str
     key: HashKey
     block_size: int
-    """Of the trace's block hashes."""
+    """Tokens of a block hash in the trace."""
     branches: bool = False
     """True: records name the token where hash chains diverge."""
     engine_block_size: int = 16
-    """Of the engine's KV cache, if reported."""
+    """Tokens of a KV cache block of the engine, if reported."""
     dialect: Dialect = VLLM
     target: TargetText = NO_TARGET
 

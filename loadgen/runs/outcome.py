@@ -21,7 +21,7 @@ class RunOutcome:
     tally: LiveCounts
     findings: dict[str, int]
     digest: str
-    """Of the workload; equal digests: equal planned requests."""
+    """Digest of the workload; equal digests: equal planned requests."""
     stopped: str | None
     """SIGINT, SIGTERM, refused, or a failed worker; null: not interrupted."""
     failures: list[str]

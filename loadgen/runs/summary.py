@@ -40,7 +40,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     trace: str
     """Written file. Empty: none, because no request was answered."""
     digest: str
-    """Of the workload; equal digests: equal planned requests."""
+    """Digest of the workload; equal digests: equal planned requests."""
     interrupted: str | None
     """Reason; null: not interrupted."""
     failures: list[str]
@@ -48,9 +48,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     sent: int
     statuses: dict[str, int]
     errors: dict[str, int]
-    """By kind."""
+    """Counts of errors by kind."""
     metrics: TraceMetrics | None
-    """Of the complete trace, as in ``report show``. Null: no trace."""
+    """Metrics of the complete trace, as in ``report show``. Null: no trace."""
     client_cpu: float
     """CPU time of all processes over the run's length, in cores."""
     processes: list[ProcessUse]

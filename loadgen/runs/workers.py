@@ -42,7 +42,7 @@ class WorkerLink(Protocol):
 
     where: str
     ahead_ns: int | None
-    """Its machine's wall clock minus the local clock; null: it is local."""
+    """The worker's wall clock minus the local clock; null: a local worker."""
 
     def send(self, message: FromParent) -> None:
         """Send a message; ignored if the worker is gone."""

@@ -32,15 +32,15 @@ class PromptTokenCounts:
     ids_reported: int = 0
     """Planned prompts with token ids from the engine."""
     ids_exact: int = 0
-    """Of these, prompts with exactly the planned ids."""
+    """Prompts among them with exactly the planned ids."""
     outputs: int = 0
     """Outputs that a later prompt repeated as text, and that could be compared."""
     outputs_changed: int = 0
-    """Of these, outputs with other tokens than were generated."""
+    """Outputs among them with other tokens than were generated."""
     shared_tokens: int = 0
     """Tokens repeated from the previous turn (prompt and output), in full blocks."""
     shared_cached: int = 0
-    """Of these, tokens cached by the engine."""
+    """Tokens among them cached by the engine."""
 
     def check_prompt(self, planned: int | None, record: Record, *, after_output: bool) -> int:
         """Return by how many tokens the prompt is longer than planned."""

@@ -28,7 +28,7 @@ class TargetText:
     tokenizer: str | None = None
     """Tokenizer's directory name, or ``engine``; null: no tokenizer."""
     path: Path | None = None
-    """Of the tokenizer; null: the engine's."""
+    """Directory of the tokenizer; null: the engine's tokenizer."""
     unknown: str | None = None
 
     def fingerprint(self, *, with_ids: bool = False) -> str:

@@ -138,7 +138,7 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True):
     """TTFT by turn: prefill of first prompts, and of later prompts with cached prefixes."""
 
     by_turn: dict[str, Statistics]
-    """By cohort: first turns, later turns."""
+    """Statistics of TTFT by cohort: first turns, later turns."""
 
 
 class HitCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +263,7 @@ class TraceMetrics(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheSize | None
     """Null: no block hashes, or the end of a run, which does not store them."""
     upstreams: dict[str, UpstreamMetrics]
-    """By name, for several upstreams."""
+    """Metrics by upstream, for several upstreams."""
     client: Client
     health: list[HealthCheck]
     slos: list[SloResult] = []

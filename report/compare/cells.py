@@ -60,7 +60,7 @@ class Cell:
     curve: Curve
     members: int = 0
     members_ms: FloatArray | None = None
-    """Of an ensemble: each member's quantiles at LEVELS, shape (members, LEVELS); NaN: it has no wait."""
+    """Quantiles of each member of an ensemble at LEVELS, shape (members, LEVELS); NaN: a member without waits."""
 
     @property
     def size(self) -> int:
@@ -72,7 +72,7 @@ class Cell:
 
 
 Cells = Mapping[tuple[str, str, Metric], Cell]
-"""By label, cohort and metric."""
+"""Latencies by label, cohort and metric."""
 
 
 def measure(waits: LatencySample, session_of_row: IntArray, weights: npt.NDArray[np.uint16] | None) -> Cell:

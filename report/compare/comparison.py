@@ -42,7 +42,7 @@ from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 
 Members = Mapping[str, Sequence[Run]]
-"""By label; the ensemble's own run is their median, row by row."""
+"""Runs of an ensemble by label; the label's run is their median, row by row."""
 
 _NO_ROWS: Final[IntArray] = np.empty(0, dtype=np.int64)
 _SAMPLES: Final[dict[Metric, Callable[[Run, IntArray], LatencySample]]] = {
@@ -58,7 +58,7 @@ class CompareConfig:
     """Settings of ``report compare``."""
 
     traces: Mapping[str, Path]
-    """By label, in the order given; the first is the truth of the other_labels."""
+    """Trace by label, in the order given; the first label is the reference of the rest."""
     repeats: tuple[str, ...] = ()
     """Labels of the first label's load measured again; none given: the label ``again``, if there."""
     seed: int = 0

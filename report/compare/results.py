@@ -139,7 +139,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     p_value: float | None = None
     """Share of the capture and the members, together, that lie as far from their middle as the capture."""
     noise: dict[str, float] = {}
-    """By level: |error| of the middle cohort that 98 % of the members keep to, each taken for the capture."""
+    """Noise by level: 98 % of the members, each compared as if it were the capture, have an |error| of at most this."""
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """contrast: the two ran under different conditions (shared or cold prompts, cache on or off), so the difference
     is an effect, not an error."""
     conditions: list[str] = []
-    """Of a contrast: those of the label that its truth has not, in words."""
+    """Conditions of a contrast's label that differ from its reference."""
     joined: int
     unmatched_truth: int
     unmatched_other: int

@@ -39,16 +39,16 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     settings: dict[str, Setting]
-    """By axis."""
+    """Settings by axis."""
     measures: dict[str, Measure]
     meets: bool | None = None
-    """Every SLO is met. Null: none was asked."""
+    """All SLOs are met. Null: no SLO was given."""
     marks: list[str] = []
     """``pareto``: no point has more throughput and less latency; others as the sweep names them."""
     warnings: list[str] = []
     """Conditions beyond those that were measured."""
     assumptions: list[str] = []
-    """Of its tiers, workers and GPUs: nothing here could confirm them."""
+    """Assumptions about KV cache tiers, workers and GPUs that no capture confirms."""
 
     def middle(self, measure: str) -> float | None:
         value = self.measures.get(measure)
@@ -72,7 +72,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[str]
     """Measures of the table."""
     limit: float | None = None
-    """Of the latency."""
+    """Limit of the latency."""
     points: Sequence[Point]
 
 

@@ -76,7 +76,7 @@ class Panel:
 
     title: str
     id: str = ""
-    """Of the figure's place in the page: letters, digits and hyphens."""
+    """Anchor of the figure in the page: letters, digits and hyphens."""
     chapter: str = ""
     """Heading above it; empty: that of the panel before."""
     figure: Figure | None = None

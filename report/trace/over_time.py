@@ -102,7 +102,7 @@ MOST_BARS: Final = 1_000
 SHORT_SESSION: Final = 0.04
 """Share of the run: if most sessions are shorter, each row begins at its session's own begin."""
 BAR_WIDTH: Final = 0.85
-"""Of a row: given, since plotly widens the bars of a class that is in few rows."""
+"""Height of a bar, as a share of a row: plotly makes bars taller where a class has few rows."""
 HAIR: Final = 1 / 700
 """Least width of a bar, as a share of the run."""
 _SHARES: Final = (

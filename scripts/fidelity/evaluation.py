@@ -40,7 +40,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, float | None]
     """(forecast − captured) / captured of TTFT by level; null: beyond the longest captured TTFT."""
     inside: dict[str, bool | None]
-    """Whether the captured quantile is inside the forecast's 90 % band."""
+    """True: the captured quantile is inside the forecast's 90 % band."""
 
 
 def evaluate_round(folder: Path, out: Path) -> list[Cell]:

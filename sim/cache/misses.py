@@ -37,7 +37,7 @@ class CauseShare:
     requests: int
     input_tokens: int
     tokens: dict[str, int]
-    """By cause, as docs/curves.md defines them."""
+    """Tokens by cause; docs/curves.md defines the causes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Attribution:
     """Requests that alone do not fit the pool; excluded from all counts."""
     total: CauseShare
     cohorts: list[CauseShare]
-    """By turn; without empty cohorts."""
+    """Shares by turn; without empty cohorts."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -109,7 +109,7 @@ DEPLOYMENT_FLAGS: dict[str, tuple[type, str, str, Reader, str]] = {
     "host-gb-per-s": (float, "X", "bandwidth to host memory in GB/s, each way (default 25)", positive, "host_gb_per_s"),
     "host-latency": (str, "TIME", "time of a transfer (default 0.05ms)", _duration_ms, "host_latency_ms"),
 }
-"""By flag: type, metavar, help, parser, field of ``Deployment``."""
+"""Flags: type, metavar, help, parser, field of ``Deployment``."""
 
 
 def refuse_alone(flags: Collection[str]) -> None:

@@ -31,7 +31,7 @@ class SimulatedRequest(Request):
 
     outcome: i64 = NO_OUTCOME
     has_parent: bool = False
-    """It is a later turn, and waits for its parent's end."""
+    """True: a later turn, which waits for its parent's end."""
     is_as_recorded: bool = False
     think_ms: float = nan
     next_think_ms: float = inf

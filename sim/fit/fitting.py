@@ -103,7 +103,7 @@ class _Solved:
 
     captures: list[Capture]
     fits: list[Fit]
-    """Of all variants, before priors."""
+    """Fits of all variants, before priors."""
     trials: list[Trial]
     best: Fit
     draws: FloatArray

@@ -30,8 +30,9 @@ DEFAULTS: Mapping[str, Default] = {
     "frontend_base_ms": Default(0.5, "t0_ms"),
     "frontend_ms_per_prompt_token": Default(1e-3),
 }
-"""Of terms in every fit, rounded from those of two engines (docs/dev/fit.md). Extra terms: 0. Steps and prompt tokens
-have none: other defaults are multiples of theirs. Repeated KV reads are tied to first ones by the regression."""
+"""Default values of terms in every fit, rounded from fits of two engines (docs/dev/fit.md). Extra terms: 0. Steps
+and prompt tokens have none: other defaults are multiples of their terms. The regression ties repeated KV reads to
+first reads."""
 
 
 @dataclass(frozen=True, slots=True)

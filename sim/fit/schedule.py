@@ -35,7 +35,7 @@ class Reconstruction:
     requests: list[SimulatedRequest]
     """``has_arrived``: accepted by the engine."""
     steps_off: list[int]
-    """By request: steps by which the first token was read after its scheduled step; negative: before."""
+    """Steps by request by which the first token was read after its scheduled step; negative: before."""
     steps: int
     preemptions: int
     evicted_blocks: int

@@ -50,7 +50,7 @@ class ForecastPoint(Point, frozen=True, kw_only=True):
     same_load: bool = True
     """Rate, prompts and events are those of today's setting."""
     curves: dict[str, Curve] = msgspec.field(default_factory=dict)
-    """By cohort. Empty: a sweep has many points."""
+    """Survival curves by cohort. Empty in a sweep, which has many points."""
 
     @property
     def saturated(self) -> bool:
@@ -74,9 +74,9 @@ class ForecastGrid(Grid, frozen=True, kw_only=True):
     """Target, or SLOs. Empty: the limit is today's latency."""
     gates: list[EffectGate] = msgspec.field(default_factory=list)
     gpu_price: float | None = None
-    """Of a GPU and hour. Null: not given, and cost is null."""
+    """Price of a GPU for an hour. Null: not given, and cost is null."""
     outcome: Outcome | None = None
-    """Of ``sim search``."""
+    """Result of ``sim search``."""
 
     def marked(self, mark: str) -> ForecastPoint | None:
         return next((point for point in self.points if mark in point.marks), None)

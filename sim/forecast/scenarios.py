@@ -169,7 +169,7 @@ class Axis:
 
     name: str
     kind: type
-    """Of a value in a grid. A ``bool`` is a flag without a value."""
+    """Type of a value in a grid. A ``bool`` is a flag without a value."""
     metavar: str = ""
     help: str = ""
     """Empty: its flag is one of ``add_fleet_flags``."""

@@ -30,7 +30,7 @@ from tracefile.records.schema import Record
 
 _UNSERVED = (UNSERVABLE, PARENT_FAILED, LOST, NO_ENGINE)
 POINTS = 160
-"""Of a survival curve."""
+"""Points of a survival curve."""
 
 
 def cohorts_of(records: Sequence[Record]) -> dict[str, IntArray]:

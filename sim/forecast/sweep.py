@@ -46,7 +46,7 @@ class Choice:
     slos: tuple[Threshold, ...] = ()
     gpu_price: float | None = None
     gpus: int = 1
-    """Of an engine."""
+    """GPUs of an engine."""
     procs: int | None = None
 
 

@@ -49,8 +49,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: Literal["kvtape-model/2"] = MODEL_SCHEMA
     parameters: dict[str, Parameter]
-    """By name in ``sim.latency.terms.TERMS``; absent: 0. Without their own parameter repeated KV reads cost as much as
-    first reads."""
+    """Parameters by name in ``sim.latency.terms.TERMS``; absent: 0. Repeated KV reads without a parameter cost as much
+    as first reads."""
     engine: EngineConfig
     """Scheduler settings of the fit: the defaults of ``sim run``."""
     frontend_placement: FrontendPlacement = "parallel"

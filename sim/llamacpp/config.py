@@ -20,7 +20,7 @@ class SlotConfig:
     slot_prompt_similarity: float = 0.1
     """Share of a prompt that a slot must have cached to be selected by prefix. 0: selection by last use alone."""
     kv_unified: bool = True
-    """One KV buffer for all slots: the tokens of an idle slot move to the prompt cache when a request starts."""
+    """All slots have one KV buffer: the tokens of an idle slot move to the prompt cache when a request starts."""
     cache_idle_slots: bool = True
     """Idle slots are copied to the prompt cache when a request starts."""
     cache_ram_tokens: int | None = None

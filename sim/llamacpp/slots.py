@@ -58,7 +58,7 @@ class SavedChains:
         self._chains: list[Chain] = []
         self._added = 0
         self._ages, self._tokens, self._shared = np.zeros((3, 0), np.int64)
-        """By chain: sequence number of its insertion, tokens, tokens shared with the previous chain."""
+        """Rows by chain: sequence number of its insertion, tokens, tokens shared with the previous chain."""
         self.tokens = 0
         """Tokens of all saved chains."""
 

@@ -73,7 +73,7 @@ PAGES: dict[str, tuple[str, Page]] = {
     "/tokenize": ("POST", _tokenize),
     "/detokenize": ("POST", _detokenize),
 }
-"""By path: method and page."""
+"""Method and page by path."""
 _VLLM = Families("vllm:")
 _LABELS = ("model_name", "engine")
 _Read = Callable[[RealTimeEngine], Any]

@@ -40,7 +40,7 @@ class KeyIndex:
     def __init__(self, is_shared: bool) -> None:
         self.is_shared: bool = is_shared
         self.first: dict[int, CachedKey] = {}
-        """By key: the entry cached first, whose block a lookup returns."""
+        """Entry by key that was cached first; a lookup returns its block."""
         self.new_states: set[int] = set()
         """Keys of states cached in the current step: no other request of this step may hit them."""
 

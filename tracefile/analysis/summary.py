@@ -30,9 +30,9 @@ class Summary:
     statuses: Counter[str] = field(default_factory=Counter)
     endpoints: Counter[str] = field(default_factory=Counter)
     prompt_counts: Counter[str] = field(default_factory=Counter)
-    """By endpoint: records whose prompt tokens both the writer and the engine counted."""
+    """Records by endpoint whose prompt tokens both the writer and the engine counted."""
     prompt_mismatches: Counter[str] = field(default_factory=Counter)
-    """By endpoint: records whose two prompt counts differ: their hashes are not of the engine's tokens."""
+    """Records by endpoint whose two prompt counts differ: their hashes are not of the engine's tokens."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0

@@ -82,9 +82,9 @@ class BranchFinder:
         self._chains: OrderedDict[int, _StoredChain] = OrderedDict()
         """Least recently extended first; a parent always after its children."""
         self._owners: dict[BlockHash, int] = {}
-        """By block: the first chain that contains it."""
+        """First chain that contains a block, by block."""
         self._forks: dict[tuple[BlockHash, bytes], BlockHash] = {}
-        """By a block and less than a block of tokens after it: the first block that begins with these tokens."""
+        """First block that begins with the tokens after a block, by that block and these tokens (less than a block)."""
 
     def add(
         self, root: bytes, chain: Sequence[BlockHash], prompt: TokenIds, output: TokenIds, request_id: RequestId

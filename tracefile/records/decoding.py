@@ -26,7 +26,7 @@ class OutOfBoundsError(InputError):
         super().__init__(f"{where}: " + "; ".join(f"{name}: {problem}" for name, problem in faults.items()))
         self.record = record
         self.faults = faults
-        """By field: the value, and the expectation."""
+        """Value and expectation by field."""
 
 
 class RecordColumns:

@@ -9,7 +9,7 @@ class InputError(Exception):
 
 
 USAGE_ADVICE = "capture with tap --inject usage, or have clients send stream_options.include_usage"
-"""How to get cached tokens into a trace: engines report usage in a stream only on request."""
+"""Advice for a trace without cached tokens: engines report usage in a stream only on request."""
 
 
 def failure_words(error: BaseException) -> str:

@@ -229,7 +229,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     think_ms: Time | None = None
     """Think time: arrival minus the parent's end. Null: first turn, or unknown."""
     continuation: Continuation | None = None
-    """How this prompt repeats the parent's prompt and output: ``exact``, or ``altered`` (reasoning removed, other
+    """Match of this prompt with the parent's prompt and output: ``exact``, or ``altered`` (reasoning removed, other
     tokens for the same text). Null: no parent, or unknown."""
 
     extra: dict[str, Any] = {}
