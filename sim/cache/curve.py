@@ -124,8 +124,9 @@ def describe(curve: HitCurve, cache_tokens: list[int], kv_bytes: int | None = No
     most = curve.max_hit_blocks
     blocks, hit_rate = block_size_text(curve.block_size, curve.fine_block_size), curve.rate_at(len(curve.sizes))
     lines = [
-        f"max hits (unlimited cache): {most:,} of {curve.lookup_blocks:,} full prompt blocks of {blocks}, "
-        f"{hit_rate:.2%} of input tokens"
+        f"max hits (unlimited cache): {hit_rate:.2%} of input tokens, "
+        f"{most:,} of {curve.lookup_blocks:,} full prompt blocks",
+        f"block size: {blocks}",
     ]
     unknown = curve.requests - curve.complete_chains
     if unknown:

@@ -318,7 +318,7 @@ def parse_block_size(block_size: int | None) -> int | None:
 
 def block_size_text(block_size: int, fine_block_size: int) -> str:
     """Return the block size as text, with the number of trace blocks in it if they differ."""
-    multiple = "" if block_size == fine_block_size else f" ({block_size // fine_block_size} of the trace's)"
+    multiple = "" if block_size == fine_block_size else f" ({block_size // fine_block_size} trace blocks)"
     return f"{block_size} tokens{multiple}"
 
 

@@ -228,7 +228,7 @@ def describe_open(unidentified: Sequence[Unidentified], command: str, *, reasons
         yield "Not identified by these captures:"
         yield from (f"  {parameter.name}: {parameter.why}; capture {parameter.capture}" for parameter in unidentified)
     if any(parameter.range_missing for parameter in unidentified):
-        yield "next: capture the missing range, in some minutes, through a tap, on an otherwise idle engine:"
+        yield "next: capture the missing range for a few minutes, through a tap, on an otherwise idle engine:"
     else:
         yield "next: the captures have the range, but too much noise; capture once more, on an idle machine:"
     program, _, flags = command.partition(" --pattern ")

@@ -39,11 +39,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         if not self.gates:
-            return f"was compared without gates; TTFT over all requests was off by {_errors_text(self.errors)}"
+            return f"compared without gates, TTFT of all requests off by {_errors_text(self.errors)}"
         outcome = f"passed all {self.gates} gates" + (f", {listed(self.passed)}" if self.passed else "")
         if self.failed or self.uncertain:
-            states = {"failed": self.failed, "was too uncertain on": self.uncertain}
-            outcome = " and ".join(f"{state} {listed(names)}" for state, names in states.items() if names)
+            states = {"failed": self.failed, "too uncertain on": self.uncertain}
+            outcome = "; ".join(f"{state} {listed(names)}" for state, names in states.items() if names)
         return f"{outcome} (not tested: {listed(self.untested)})" if self.untested else outcome
 
 
@@ -89,13 +89,13 @@ def verdict_sentence(path: Path, model: Model, trace_digest: str, meta: Meta) ->
     verdicts, engine = read_verdicts(path, model), engine_named(meta)
     on_trace = [verdict for verdict in verdicts if verdict.trace_digest == trace_digest]
     if on_trace:
-        return f"in sim validate on this trace this model {on_trace[-1]}"
+        return f"sim validate on this trace: {on_trace[-1]}"
     on_engine = [verdict for verdict in verdicts if engine and verdict.engine == engine]
     if on_engine:
-        return f"not validated on this trace; on {on_engine[-1].trace}, of the same engine, this model {on_engine[-1]}"
+        return f"not validated on this trace; sim validate on {on_engine[-1].trace}, same engine: {on_engine[-1]}"
     if verdicts:
-        return f"not validated on this engine; on {verdicts[-1].trace} this model {verdicts[-1]}"
-    return "this model was never validated: run sim validate to measure the error of its forecasts"
+        return f"not validated on this engine; sim validate on {verdicts[-1].trace}: {verdicts[-1]}"
+    return "the latency model was never validated: sim validate measures the error of its forecasts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,11 @@ def trust(errors: Mapping[str, float], bands: Mapping[str, float], *, saturated:
     limited = [level for level in errors if level in limits]
     beyond = [level for level in limited if abs(errors[level]) > limits[level]]
     wide = {level: bands[level] for level in limited if bands[level] > limits[level]}
-    sentence = f"over all requests its TTFT forecast of this capture is off by {_errors_text(errors)}"
+    sentence = f"forecast of this capture: TTFT of all requests is off by {_errors_text(errors)}"
     if beyond:
         allowed = listed([share(limits[level]) for level in beyond])
-        end = (
-            f"more than the gates' {allowed} at {listed(beyond)}: trust no effect or answer that such an error changes"
-        )
-        return Trust(f"{sentence}, {end}", trusted=False)
+        limit = f"more than the gates' {allowed} at {listed(beyond)}"
+        return Trust(f"{sentence}, {limit}: do not rely on effects of such a size", trusted=False)
     if wide:
         level = max(wide, key=lambda name: wide[name])
         band = f"± {share(wide[level])}" if wide[level] != float("inf") else "no upper end"

@@ -52,7 +52,7 @@ def add_validation_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-default-gates",
         action="store_true",
-        help="judge by --gate alone; default: cached tokens, TTFT p50, p90, p99, bands (docs/model.md)",
+        help="use --gate alone; default: cached tokens, TTFT p50, p90, p99, bands (docs/model.md)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     add_page_argument(parser)

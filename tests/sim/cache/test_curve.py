@@ -182,7 +182,7 @@ def check_one_size(result: Accesses, curve: HitCurve, size: int) -> None:
 def test_sizes_in_gib(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["curve", str(SIX), "--kv-bytes-per-token", str(1 << 28)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert (lines[1].split()[-1], lines[2].split()[-2:]) == ("GiB", ["8", "2"])
+    assert (lines[2].split()[-1], lines[3].split()[-2:]) == ("GiB", ["8", "2"])
     config = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "torch_dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["curve", str(SIX), "--model-config", str(tmp_path), "--json"]) == 0

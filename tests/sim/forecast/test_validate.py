@@ -144,7 +144,7 @@ def test_a_band_wider_than_the_gates_limits_is_too_uncertain(folder: Path) -> No
     assert pace == "the engine's pace differs by 49.2 % between the fitted captures: capture on an idle machine"
     assert "calibrations and more, captured before, between and after the loads" in bands
     [kept] = read_verdicts(folder / "wide.json", wide)
-    assert str(kept).startswith("was too uncertain on TTFT p50 (")
+    assert str(kept).startswith("too uncertain on TTFT p50 (")
 
 
 def test_extrapolated_forecast_has_a_wider_band() -> None:
@@ -189,16 +189,16 @@ def test_forecasts_print_the_models_validation(
         assert main([command, str(tmp_path / trace), *options, *flags]) in (0, 1)
         return on_one_line(capsys.readouterr().out)
 
-    assert "this model was never validated" in said("what-if", "a.jsonl")
+    assert "the latency model was never validated" in said("what-if", "a.jsonl")
     validate(tmp_path, model="off.json")
     capsys.readouterr()
     text = said("what-if", "a.jsonl")
-    assert "in sim validate on this trace this model failed TTFT p50 (" in text
-    assert "; over all requests its TTFT forecast of this capture is off by +" in text
+    assert "sim validate on this trace: failed TTFT p50 (" in text
+    assert "; forecast of this capture: TTFT of all requests is off by +" in text
     other = said("search", "b.jsonl", "--maximize", "rate", "--target", "ttft.p50<=1s", "--between", "1,1.1")
-    assert "not validated on this trace; on a.jsonl, of the same engine, this model failed TTFT p50 (" in other
+    assert "not validated on this trace; sim validate on a.jsonl, same engine: failed TTFT p50 (" in other
     # Search, sweep and what-if distrust it in one sentence, and the answer says so itself.
-    sentence = "more than the gates' 5.0 %, 10.0 % and 15.0 % at p50, p90 and p99: trust no effect or answer that such"
+    sentence = "more than the gates' 5.0 %, 10.0 % and 15.0 % at p50, p90 and p99: do not rely on effects"
     (tmp_path / "grid.toml").write_text("[axes]\nmax-num-seqs = [16, 32]\n")
     assert sentence in text
     assert sentence in other
@@ -211,7 +211,7 @@ def test_forecasts_print_the_models_validation(
     assert main(["run", str(tmp_path / "a.jsonl"), *options[:2], *output]) == 0
     assert load_trace(tmp_path / "predicted.jsonl")[0].extra["validation"] in text
     save_model(slower(default_model(), 1.4), tmp_path / "off.json")
-    assert "this model was never validated" in said("what-if", "a.jsonl")
+    assert "the latency model was never validated" in said("what-if", "a.jsonl")
 
 
 def test_other_engine_gives_a_warning(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,7 +241,7 @@ def test_custom_gates(folder: Path) -> None:
     assert validate(folder, "--no-default-gates", model="off.json")[0] == 0
     kept = read_verdicts(folder / "off.json", load_model(folder / "off.json"))[-1]
     assert kept.gates == 0
-    assert str(kept).startswith("was compared without gates; TTFT over all requests was off by +")
+    assert str(kept).startswith("compared without gates, TTFT of all requests off by +")
     with pytest.raises(InputError, match="no cohort 'warm'"):
         validate(folder, "--gate", "predicted.warm.ttft.p50.error<=1%")
 

@@ -115,8 +115,8 @@ def test_first_rows_are_measured_and_forecast(folder: Path) -> None:
     said = describe(result)
     assert said.index("\nmeasured ") < said.index("\nforecast of the capture ")
     assert re.fullmatch(
-        "this model was never validated: .*; over all requests its TTFT forecast of this capture is off by .*, within "
-        r"the gates' limits, but with a band of ± \d\d\.\d % at p\d\d: too uncertain to say",
+        "the latency model was never validated: .*; forecast of this capture: TTFT of all requests is off by .*, "
+        r"within the gates' limits, but with a band of ± \d\d\.\d % at p\d\d: too uncertain to say",
         result.verdicts[0],
     )
     assert "measured" in rendered(result)
