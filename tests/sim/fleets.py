@@ -41,7 +41,7 @@ def routed(
     events: Timeline | None = None,
 ) -> FleetLoad:
     """Run requests through a fleet of equal engines."""
-    names = [str(place) for place in range(engines)]
+    names = [str(engine) for engine in range(engines)]
     model = make_model(COSTS, CONFIG)
     load = FleetLoad(arrivals, [FleetEngine(name, CONFIG, model) for name in names], None)
     load.dispatch = Dispatch(load.fleet, routed_requests(arrivals, 4), Router(names, policy), timeline=events)

@@ -69,14 +69,14 @@ def calibration(seed: int, prompts: int = 40, mixed: int = 80) -> list[Record]:
 def engine_of(model: Model, **changes: object) -> EngineInfo:
     """What an engine of this model tells of itself."""
     config = model.engine
-    told = {
+    settings = {
         "block_size": config.block_size,
         "num_gpu_blocks": config.num_gpu_blocks,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "async_scheduling": config.async_scheduling,
     }
-    return EngineInfo(**(told | changes))  # type: ignore[arg-type]
+    return EngineInfo(**(settings | changes))  # type: ignore[arg-type]
 
 
 class UnevenEngine(Engine):

@@ -24,7 +24,7 @@ Prompt = tuple[list[int], int]
 """A prompt's blocks, root to leaf, and how many of them may be hit."""
 
 
-class OneSizeLru:
+class ListLru:
     """The curve's policy at one size, as plainly as it can be said."""
 
     def __init__(self, size: int) -> None:
@@ -78,7 +78,7 @@ def test_every_size_is_an_lru_of_that_size(prompts: list[Prompt], piece: int) ->
         patch.setattr("measure.cache.accesses.MOST_BLOCKS", piece)
         curve = hit_curve(result)
     for size in range(1, result.distinct + 2):
-        cache = OneSizeLru(size)
+        cache = ListLru(size)
         assert curve.hits_at(size) == sum(cache.hits(prompt) for prompt in prompts), f"size {size}"
     # The arrays end where the last hit is gained.
     assert curve.hits_at(len(curve.sizes) - 1) < curve.max_hit_blocks or not len(curve.sizes)
@@ -138,7 +138,7 @@ def test_mooncake_conversation(mooncake: Path) -> None:
     assert curve.max_hit_blocks == 105_592  # what an endless cache hits: the last size is enough
     assert f"{curve.rate_at(len(curve.sizes)):.2%}" == "37.34%"
     assert curve.size_for_share(0.9) == 29_599
-    check_one_size(result, curve, 10_000)
+    check_size(result, curve, 10_000)
 
 
 @settings(max_examples=50, deadline=None)
@@ -157,12 +157,12 @@ def test_unhashed_blocks_are_never_reused(prompts: list[Prompt], hashed: list[in
     assert result.distinct == expected.distinct
     for name in ("hit_blocks", "bound_blocks", "lookup_blocks"):
         assert np.array_equal(getattr(hit_curve(result), name), getattr(hit_curve(expected), name))
-    mine, theirs = (measure_reuse(replace(one, arrival_ms=one.order.astype(np.float64))) for one in (result, expected))
+    reuse, plain = (measure_reuse(replace(log, arrival_ms=log.order.astype(np.float64))) for log in (result, expected))
     for name in ("accesses", "first_accesses", "time_ms", "distance_blocks"):
-        assert getattr(mine, name) == getattr(theirs, name)
+        assert getattr(reuse, name) == getattr(plain, name)
 
 
-def check_one_size(result: Accesses, curve: HitCurve, size: int) -> None:
+def check_size(result: Accesses, curve: HitCurve, size: int) -> None:
     """The same policy at one size, with a dict for the order so that a real trace takes a second."""
     order: dict[int, None] = {}
     hits = 0

@@ -72,37 +72,37 @@ class SlowAttribution:
         self.pool = BlockPool(usable + 1, 4)
         self.chains = Chains(META)
         self.seen: set[int] = set()
-        for one in records:
-            if -(-tokens_computed(one) // 4) <= usable:
-                self.ask(one)
+        for record in records:
+            if -(-tokens_computed(record) // 4) <= usable:
+                self.serve(record)
 
     def is_cached(self, key: int) -> bool:
         return bool(self.pool.lookup([key], 1))
 
-    def ask(self, one: Record) -> None:
-        prompt, whole = one.prompt_tokens or 0, full_keys(one, self.chains)
-        hits = self.pool.lookup(whole, 0 if one.prompt_logprobs else (prompt - 1) // 4)
-        for position, key in enumerate(whole[: prompt // 4]):
-            self.causes[self.cause(one, position, key, len(hits))] += 4
+    def serve(self, record: Record) -> None:
+        prompt, keys = record.prompt_tokens or 0, full_keys(record, self.chains)
+        hits = self.pool.lookup(keys, 0 if record.prompt_logprobs else (prompt - 1) // 4)
+        for position, key in enumerate(keys[: prompt // 4]):
+            self.causes[self.cause(record, position, key, len(hits))] += 4
         self.causes["partial_block"] += prompt % 4
         self.pool.touch(hits)
-        blocks = hits + self.pool.allocate(-(-tokens_computed(one) // 4) - len(hits))
-        self.pool.insert(blocks[len(hits) : len(whole)], whole[len(hits) :])
+        blocks = hits + self.pool.allocate(-(-tokens_computed(record) // 4) - len(hits))
+        self.pool.insert(blocks[len(hits) : len(keys)], keys[len(hits) :])
         self.pool.free_blocks(blocks)
-        self.seen.update(whole)
+        self.seen.update(keys)
 
-    def cause(self, one: Record, position: int, key: int, hits: int) -> str:
+    def cause(self, record: Record, position: int, key: int, hits: int) -> str:
         if position < hits:
             return "hit"
-        if position >= len(self.chains.hashed_keys(one)):
+        if position >= len(self.chains.hashed_keys(record)):
             return "hash_unknown"
         if key not in self.seen:
             return "cold"
         if not self.is_cached(key):
             return "evicted"
-        if one.prompt_logprobs:
+        if record.prompt_logprobs:
             return "prompt_logprobs"
-        assert position == hits == ((one.prompt_tokens or 0) - 1) // 4
+        assert position == hits == ((record.prompt_tokens or 0) - 1) // 4
         return "last_token"
 
 
@@ -131,7 +131,7 @@ def test_an_unlimited_cache_evicts_nothing(records: list[Record]) -> None:
     slow = SlowAttribution(records, 10_000)
     assert result.total.tokens == {**NOTHING, **slow.causes}
     assert result.total.tokens["evicted"] == 0
-    assert result.total.input_tokens == sum(one.prompt_tokens or 0 for one in records)
+    assert result.total.input_tokens == sum(request.prompt_tokens or 0 for request in records)
 
 
 def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:

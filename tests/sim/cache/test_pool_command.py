@@ -110,11 +110,11 @@ def record(**fields: Any) -> Record:
 def test_blocks_without_hashes_have_private_keys() -> None:
     chains = Chains(Meta(block_size=4))
     first = FIRST_PRIVATE  # below every hash, so that no trace can hold it
-    unknown_answer = record(prompt_tokens=9, output_tokens=8, block_hashes=[1, 2])
-    assert chains.block_keys(unknown_answer) == [1, 2, first, first - 1]
-    assert chains.block_keys(unknown_answer) == [1, 2, first - 2, first - 3]
-    known_answer = record(prompt_tokens=9, output_tokens=8, block_hashes=[1, 2], output_block_hashes=[3, 4])
-    assert chains.block_keys(known_answer) == [1, 2, 3, 4]
+    unknown_output = record(prompt_tokens=9, output_tokens=8, block_hashes=[1, 2])
+    assert chains.block_keys(unknown_output) == [1, 2, first, first - 1]
+    assert chains.block_keys(unknown_output) == [1, 2, first - 2, first - 3]
+    known_output = record(prompt_tokens=9, output_tokens=8, block_hashes=[1, 2], output_block_hashes=[3, 4])
+    assert chains.block_keys(known_output) == [1, 2, 3, 4]
     # An image without a digest stops the chain: what follows is true of nothing, the answer included.
     stopped = record(
         prompt_tokens=9, output_tokens=8, block_hashes=[1, 2], output_block_hashes=[3, 4], hashable_blocks=1
@@ -177,5 +177,5 @@ def test_a_file_sorted_by_session_is_reported(
     )
     for command in (["pool"], ["misses", "--num-gpu-blocks", "9"]):
         assert main([command[0], str(path), *command[1:]]) == 0
-        said = "1 of 3 requests follow requests in the file that ended more than 60 s later"
-        assert (said in capsys.readouterr().err) == warned
+        warning = "1 of 3 requests follow requests in the file that ended more than 60 s later"
+        assert (warning in capsys.readouterr().err) == warned

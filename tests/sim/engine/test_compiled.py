@@ -182,12 +182,12 @@ def test_memory_follows_branches() -> None:
         while copy is not cache.pool._queue:
             free, copy = free + 1, copy.after
         used.append(free)
-    conversations, answers = 4, 20
-    assert used == [conversations, conversations + answers]
+    conversations, outputs = 4, 20
+    assert used == [conversations, conversations + outputs]
 
 
 @pytest.mark.parametrize(("usable", "hit_blocks"), [(1_000, 12_878), (10_000, 61_238), (50_000, 102_226)])
-def test_known_answers(mooncake: Path, usable: int, hit_blocks: int) -> None:
+def test_known_hit_counts(mooncake: Path, usable: int, hit_blocks: int) -> None:
     """The Mooncake conversation trace, so slowly that requests never meet: what ``sim pool`` hits, to the block."""
     meta, records = load_trace(mooncake)
     apart = [msgspec.structs.replace(record, arrival_ms=1e7 * position) for position, record in enumerate(records)]

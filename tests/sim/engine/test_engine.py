@@ -101,7 +101,7 @@ def test_async_scheduling_delays_an_arrival_by_a_step() -> None:
     assert (seen["b"].ttft_ms, seen["b"].itl_ms) == (44.0, [14.0])
 
 
-def test_a_warm_prompt_costs_its_uncached_tokens() -> None:
+def test_warm_prompt_costs_the_uncached_tokens() -> None:
     first = request("a", 0.0, 8, 5)
     chain = (first.block_hashes or []) + (first.output_block_hashes or [])
     # The answer's full block (tokens 8–11) is hit too: 12 of 14 tokens are there.
@@ -112,7 +112,7 @@ def test_a_warm_prompt_costs_its_uncached_tokens() -> None:
     assert (cold["b"].cached_tokens, cold["b"].ttft_ms) == (0, 3 + 10 + 14)
 
 
-def test_later_turn_waits_for_its_parents_end() -> None:
+def test_later_turn_waits_for_the_parents_end() -> None:
     first = request("a", 5.0, 4, 1, session_id=SessionId("s"), turn=1, e2e_ms=2.0)
     second = request("b", 57.0, 4, 1, session_id=SessionId("s"), parent_id=RequestId("a"), turn=2, think_ms=50.0)
     paced = predict([first, second], replay_sessions=True)["b"]
@@ -120,7 +120,7 @@ def test_later_turn_waits_for_its_parents_end() -> None:
     assert predict([first, second])["b"].arrival_ms == 57.0
 
 
-def test_a_serial_api_server_handles_one_request_at_a_time() -> None:
+def test_serial_api_server_handles_a_single_request_at_a_time() -> None:
     model = make_model(
         {**STEP, "frontend_base_ms": 3.0, "frontend_ms_per_prompt_token": 1.0}, CONFIG, placement="serial"
     )
@@ -142,7 +142,7 @@ def test_api_server_and_steps_share_a_core() -> None:
     assert simulation.timeline.rows[3][-2:] == [0.0, 0.0]
 
 
-def test_abort_at_its_recorded_time() -> None:
+def test_abort_at_the_recorded_time() -> None:
     aborted = request("a", 0.0, 4, 0, status="client_abort", max_tokens=100, e2e_ms=50.0)
     seen = predict([aborted, request("b", 0.0, 4, 1)])
     # Steps 3–21 (both prompts), then decodes of 12 ms: tokens at 21, 33, 45; the abort is at 50.
@@ -158,7 +158,7 @@ def test_an_error_before_the_engine_is_copied() -> None:
     assert (seen.status, seen.http_status, seen.e2e_ms, seen.cached_tokens) == ("error", 429, 1.5, None)
 
 
-def test_too_long_request_fails_with_its_session() -> None:
+def test_too_long_request_fails_with_the_session() -> None:
     long = request("a", 0.0, 1000, 1, session_id=SessionId("s"), turn=1)
     later = request("b", 9.0, 4, 1, session_id=SessionId("s"), parent_id=RequestId("a"), turn=2, think_ms=1.0)
     seen = predict([long, later, request("c", 0.0, 4, 1)], replay_sessions=True)

@@ -38,8 +38,8 @@ def test_scale_up_by_arrival_rate() -> None:
     """Ten requests a second, five of which an engine is to have: the second is asked for by the sixth request."""
     events = Timeline([ScaleUp(initial=1, rate=5.0, window_s=1.0, startup_s=0.3)], 3, 0.0)
     load = routed(steady(40, 100.0), 3, lambda request, engines: request.number % len(engines), events)
-    asked_ms = next(at_ms for at_ms, what, engine in load.dispatch.log if what == "starting")
-    assert asked_ms == 500.0
+    start_ms = next(at_ms for at_ms, what, engine in load.dispatch.log if what == "starting")
+    assert start_ms == 500.0
     assert (800.0, "up", 1) in load.dispatch.log
     assert set(load.dispatch.engine_of[:8]) == {0}
     assert 1 in load.dispatch.engine_of[8:12]

@@ -107,10 +107,10 @@ def test_request_start_is_fast_with_many_saved_prompts(monkeypatch: pytest.Monke
     """800 chats on one system prompt, of which each start finds its own or none."""
     comparisons, common = 0, SlotCache._common
 
-    def counted(cache: SlotCache, one: Chain, other: Chain) -> int:
+    def counted(cache: SlotCache, left: Chain, right: Chain) -> int:
         nonlocal comparisons
         comparisons += 1
-        return common(cache, one, other)
+        return common(cache, left, right)
 
     monkeypatch.setattr(SlotCache, "_common", counted)
     cache = SlotCache(SlotConfig())

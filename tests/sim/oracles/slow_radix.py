@@ -110,9 +110,9 @@ class SlowTree:
 class SlowPool:
     """Pages are counted one by one: those of the tree, and those that the request holds beside it."""
 
-    def __init__(self, room: int, page_size: int, chunk: int | None) -> None:
+    def __init__(self, capacity: int, page_size: int, chunk: int | None) -> None:
         self.tree, self.page_size, self.chunk = SlowTree(page_size), page_size, chunk
-        self.pages = room // page_size
+        self.pages = capacity // page_size
 
     def pages_of(self, tokens: int) -> int:
         return -(-tokens // self.page_size)

@@ -70,8 +70,8 @@ def make_scheduler(model: ModelConfig, config: dict[str, Any]) -> Any:
         cache.block_size = cache.mamba_block_size = states[0]
     specs = [make_spec(group, model, config["enable_prefix_caching"]) for group in hybrid["groups"]]
     groups = [
-        KVCacheGroupSpec([f"layer{place}"], spec, is_eagle_group=group.get("draft", False))
-        for place, (group, spec) in enumerate(zip(hybrid["groups"], specs, strict=True))
+        KVCacheGroupSpec([f"layer{position}"], spec, is_eagle_group=group.get("draft", False))
+        for position, (group, spec) in enumerate(zip(hybrid["groups"], specs, strict=True))
     ]
     cached = KVCacheConfig(
         num_blocks=blocks,

@@ -104,7 +104,7 @@ def test_blocks_can_be_hit_within_the_step_that_fills_them() -> None:
     assert cached(scheduler) == {(0, 0): 2, (1, 0): 2}
 
 
-def test_prefill_chunks_are_cached_one_by_one() -> None:
+def test_prefill_chunks_are_cached_separately() -> None:
     scheduler = engine(max_num_batched_tokens=5)
     scheduler.add(request("a", 12, 2))
     b = request("b", 12, 2)
@@ -222,7 +222,7 @@ def test_single_request_may_preempt_itself() -> None:
     assert (a.num_generated, b.num_generated) == (6, 4)
 
 
-def test_async_scheduling_delays_an_arrival_by_one_step() -> None:
+def test_async_scheduling_delays_an_arrival_by_a_step() -> None:
     scheduler = engine()
     a = request("a", 4, 4, family=1)
     scheduler.add(a)

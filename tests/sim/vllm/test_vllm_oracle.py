@@ -102,7 +102,7 @@ def our_steps(workload: Workload) -> list[dict[str, Any]]:
         before = scheduler.stats.requests, scheduler.stats.query_tokens, scheduler.stats.hit_tokens
         step = scheduler.schedule()
         after = scheduler.stats.requests, scheduler.stats.query_tokens, scheduler.stats.hit_tokens
-        tables = {one.request.request_id: tables_of(scheduler, one.request) for one in step.scheduled}
+        tables = {share.request.request_id: tables_of(scheduler, share.request) for share in step.scheduled}
         free_scheduled, contents_scheduled = scheduler.pool.free_order(), free_contents(scheduler.pool)
         check_readable(scheduler)
         in_flight.append(step)
@@ -229,7 +229,7 @@ def vllms_steps(script: Path, workloads: list[Workload]) -> list[Any]:
     python, model = os.environ.get("KVTAPE_VLLM_PYTHON"), os.environ.get("KVTAPE_VLLM_MODEL")
     if not python or not model:
         pytest.skip("KVTAPE_VLLM_PYTHON and KVTAPE_VLLM_MODEL do not name a vLLM and a model directory")
-    answer = subprocess.run(
+    process = subprocess.run(
         [python, str(script), model],
         input=json.dumps(workloads),
         capture_output=True,
@@ -237,8 +237,8 @@ def vllms_steps(script: Path, workloads: list[Workload]) -> list[Any]:
         timeout=170,
         check=False,
     )
-    assert answer.returncode == 0, answer.stderr[-2000:]
-    result: list[Any] = json.loads(answer.stdout)
+    assert process.returncode == 0, process.stderr[-2000:]
+    result: list[Any] = json.loads(process.stdout)
     return result
 
 
@@ -246,16 +246,16 @@ def vllms_steps(script: Path, workloads: list[Workload]) -> list[Any]:
 def test_every_step_equals_vllm() -> None:
     count = int(os.environ.get("KVTAPE_VLLM_WORKLOADS", "100"))
     workloads = [make_workload(seed) for seed in range(count)]
-    answers = vllms_steps(SCRIPT, workloads)
+    results = vllms_steps(SCRIPT, workloads)
     preemptions = hits = 0
-    for seed, (workload, theirs) in enumerate(zip(workloads, answers, strict=True)):
-        ours = our_steps(workload)
-        for number, (our_step, their_step) in enumerate(zip(ours, theirs, strict=False)):
+    for seed, (workload, expected) in enumerate(zip(workloads, results, strict=True)):
+        steps = our_steps(workload)
+        for number, (our_step, their_step) in enumerate(zip(steps, expected, strict=False)):
             assert {name: our_step[name] for name in their_step} == their_step, f"workload {seed}, step {number}"
-        assert len(ours) == len(theirs), f"workload {seed}"
-        assert product_steps(workload) == without_ids(ours), f"workload {seed}, by segments"
-        preemptions += sum(len(step["preempted"]) for step in ours)
-        hits += sum(step["stats"][2] for step in ours)
+        assert len(steps) == len(expected), f"workload {seed}"
+        assert product_steps(workload) == without_ids(steps), f"workload {seed}, by segments"
+        preemptions += sum(len(step["preempted"]) for step in steps)
+        hits += sum(step["stats"][2] for step in steps)
     # Agreement on workloads without pressure or sharing would prove little.
     assert preemptions > count
     assert hits > 100 * count

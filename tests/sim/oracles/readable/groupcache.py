@@ -265,17 +265,17 @@ class WindowGroup(Group):
         if self.alignment % self.size:
             return None
         needed, shift = blocks_for(self.spec.span - 1, self.size) + self.drops_last, int(self.drops_last)
-        retain, found = self.layout.retain, set[int]()
+        retain, retained = self.layout.retain, set[int]()
         if retain != 0:
             period = (self.alignment if retain is None else retain) // self.size
             if needed >= period:
                 return None
-            found = {at for at in range(max(done, shift), full) if (at - shift) % period >= period - needed}
+            retained = {at for at in range(max(done, shift), full) if (at - shift) % period >= period - needed}
         if retain is not None:
             for boundary in reachable(progress, self.layout):
                 end = boundary // self.alignment * self.alignment // self.size + shift
-                found.update(range(max(done, end - needed), min(full, end)))
-        return found
+                retained.update(range(max(done, end - needed), min(full, end)))
+        return retained
 
 
 class ChunkGroup(Group):
