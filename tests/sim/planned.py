@@ -46,7 +46,7 @@ class PlannedEngine(Engine):
             self._schedule(send, 0.0)
 
     def _schedule(self, send: Send, now_ms: float) -> None:
-        """A request on its way: it arrives when it is due."""
+        """Schedule the arrival of a request at its due time."""
         request = send.build()
         prompt: list[int] = msgspec.json.decode(request.body)["prompt"]
         output = [self._random.randrange(1000, 90_000) for _ in range(request.max_tokens)]
@@ -105,7 +105,7 @@ def capture(config: LoadConfig, model: Model, *, spread: float = 0.0, delay_ms: 
 
 
 def write(path: Path, records: list[Record], model: Model) -> Path:
-    """The capture as a file, with what an engine of this model tells of itself."""
+    """The capture as a file, with the engine metadata of this model."""
     meta = Meta(source="tap", block_size=model.engine.block_size, engine=engine_of(model))
     with TraceWriter(path, meta) as writer:
         for record in records:

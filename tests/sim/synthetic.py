@@ -67,7 +67,7 @@ def calibration(seed: int, prompts: int = 40, mixed: int = 80) -> list[Record]:
 
 
 def engine_of(model: Model, **changes: object) -> EngineInfo:
-    """What an engine of this model tells of itself."""
+    """Engine metadata of a capture of this model."""
     config = model.engine
     settings = {
         "block_size": config.block_size,
@@ -80,7 +80,7 @@ def engine_of(model: Model, **changes: object) -> EngineInfo:
 
 
 class UnevenEngine(Engine):
-    """An engine whose steps are now longer, now shorter than the model says: by a log-normal factor each."""
+    """An engine whose step times vary from the model by a log-normal factor each."""
 
     def __init__(self, *arguments: Any, spread: float, seed: int, **options: Any) -> None:
         super().__init__(*arguments, fast_forward=False, **options)

@@ -163,7 +163,7 @@ def digest_of(words: list[str]) -> str:
 
 
 def canonical(text: str) -> str:
-    """Return JSON without what changes with kvtape; linear algebra differs by machine in its last digits."""
+    """Return JSON without version-dependent fields; linear algebra differs by machine in the last digits."""
 
     def kept(value: Any) -> Any:
         if isinstance(value, dict):

@@ -25,24 +25,24 @@ from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 @dataclass(frozen=True)
 class Wanted:
-    """A request: keys of all its full blocks, those that may hit, and the blocks that it needs at its end."""
+    """A request: keys of the full blocks, limit of hits, and blocks needed at the end."""
 
     keys: Sequence[object]
     most_hits: int
     num_blocks: int
     known: int = 0
-    """Leading keys that others may have too."""
+    """Leading keys that other requests may share."""
 
 
 @dataclass
 class SlowPool:
-    """Belady's pool said plainly: lists that are searched whole. ``future``: all requests."""
+    """Belady's pool with linear searches over lists. ``future``: all requests."""
 
     usable: int
     future: Sequence[Wanted]
     cached: set[object] = field(default_factory=set)
     line: list[object] = field(default_factory=list)
-    """Idle keys, those released first first."""
+    """Idle keys in order of release."""
     evicted: int = 0
     served: int = 0
 
@@ -100,7 +100,7 @@ def test_belady_equals_the_slow_pool(records: list[Record], usable: int) -> None
 
 
 def best_hits(rows: Sequence[Wanted], usable: int) -> int:
-    """Most hits of any pool that evicts only to make room, over every choice of what to keep."""
+    """Most hits of any pool that evicts only for allocations, over every choice of kept keys."""
 
     @cache
     def best(number: int, retained: frozenset[object]) -> int:
@@ -140,7 +140,7 @@ def test_block_recomputed_before_lookup_is_evicted_first() -> None:
 
 @pytest.mark.parametrize(("size", "hits"), [(20, 1322), (50, 1744), (100, 2054), (200, 2314), (400, 2514)])
 def test_single_objects_equal_libcachesim(size: int, hits: int) -> None:
-    """libcachesim 0.3.5 on a loop over 700 objects between skewed draws of 300 others."""
+    """libcachesim 0.3.5 on a loop over 700 objects between skewed draws of 300 further objects."""
     state, keys = 7, []
     for number in range(4000):
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64

@@ -70,7 +70,7 @@ def test_sequential_vllm_pool_never_exceeds_the_curve(
     curve = curve_of(tmp_path_factory.mktemp("pool"), records, block_size)
     unlimited = compiled_hits(records, Chains(META, block_size), None)
     assert unlimited.hit_blocks == curve.max_hit_blocks
-    # A request larger than the pool is refused and touches nothing, which no one order of recency can say.
+    # A request larger than the pool is refused and touches no block, which a single recency order cannot express.
     largest = max(-(-tokens_computed(record) // block_size) for record in records)
     for usable in (largest, largest + 1, largest + 3, 2 * largest, 4 * largest):
         result = compiled_hits(records, Chains(META, block_size), usable)

@@ -51,7 +51,7 @@ def test_short_system_prompt_has_no_hits(tmp_path: Path, capsys: pytest.CaptureF
     trace = system_prompts(tmp_path)
     text = output_of(capsys, "pool", trace, "--kv-groups", "full:784+mamba:784*3")
     assert "hits of multiples of 784 tokens: 0 of 6,000 input tokens hit (0.00%)" in text
-    # A finer match unit does not help: inside a block only the end of a whole prompt is cached.
+    # A finer match unit does not help: inside a block only the end of a complete prompt is cached.
     text = output_of(capsys, "pool", trace, "--kv-groups", "full:784+mamba:784*3+match=16")
     assert "hits of multiples of 16 tokens: 0 of 6,000 input tokens hit (0.00%)" in text
 
@@ -109,7 +109,7 @@ def prompts_of(workload: dict[str, Any]) -> Prompts:
 @given(seed=st.integers(0, 10**6), blocks=st.sampled_from([60, 90, 150]))
 @settings(max_examples=60, deadline=None)
 def test_hits_equal_the_readable_cache(seed: int, blocks: int) -> None:
-    """Groups and workloads at random: hits, and then the whole free queue."""
+    """Groups and workloads at random: hits, and then the complete free queue."""
     workload = make_hybrid(seed)
     layout, prompts = parse_groups(workload["config"]["kv_groups"]), prompts_of(workload)
     cache, readable = empty_group_cache(layout, blocks), HybridPool(layout, blocks)
@@ -122,7 +122,7 @@ def test_hits_equal_the_readable_cache(seed: int, blocks: int) -> None:
         block = block.after
     theirs = readable.scheduler.pool
     hashed = [number for number, _ in queue if number > 0]
-    expected = [number for number in theirs.free_order() if number in hashed]  # the others were never taken
+    expected = [number for number in theirs.free_order() if number in hashed]  # absent blocks were never allocated
     assert hashed == expected
     assert [is_cached for number, is_cached in queue if number > 0] == [
         theirs.key_of(number) is not None for number in hashed

@@ -1,4 +1,4 @@
-"""``sim misses``: every prompt token has one cause, as a plain pool that is asked one request at a time says."""
+"""``sim misses``: every prompt token has exactly the cause that a plain sequential pool assigns."""
 
 import json
 from collections import Counter
@@ -65,7 +65,7 @@ def traces(draw: st.DrawFn) -> list[Record]:
 
 
 class SlowAttribution:
-    """The causes of one trace, block by block, from the pool's own oracle."""
+    """The causes of a trace, block by block, from the oracle of the pool."""
 
     def __init__(self, records: list[Record], usable: int) -> None:
         self.causes: Counter[str] = Counter()
@@ -136,7 +136,7 @@ def test_an_unlimited_cache_evicts_nothing(records: list[Record]) -> None:
 
 def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     # Four blocks. r1: 2 cold, 1 token over. r2: 2 hits, 1 cold. r3: 2 hits; its third block is there, but it ends the
-    # prompt. r4: 1 cold, 1 over; it takes both copies of block 3. r5: 9 and 10 hit, 2 over; it takes block 2's place.
+    # prompt. r4: 1 cold, 1 over; it reuses both copies of block 3. r5: 9 and 10 hit, 2 over; it evicts block 2.
     # r6: hits 1; 2 was evicted by r5, 3 by r4; 1 over.
     assert main(["misses", SIX, "--num-gpu-blocks", "5", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""A fleet against its engines alone: each does exactly what it would do with the requests that it got."""
+"""Each engine of a fleet equals the same engine alone with the routed requests."""
 
 import random
 from dataclasses import replace
@@ -40,7 +40,7 @@ def run_by_table(arrivals: Arrivals, engines: list[FleetEngine], table: list[int
     fleet, position, reported_ms = load.fleet, load.fleet.advance(), -np.inf
     while position >= 0 or fleet.events.size:
         while fleet.events.size and fleet.events.next_ms <= fleet.reported_until_ms:
-            assert fleet.events.next_ms >= reported_ms  # a router is told of nothing late
+            assert fleet.events.next_ms >= reported_ms  # no event is reported to a router late
             reported_ms = fleet.events.next_ms
             fleet.events.pop()
         position = fleet.advance(position, table[position]) if position >= 0 else position
@@ -49,7 +49,7 @@ def run_by_table(arrivals: Arrivals, engines: list[FleetEngine], table: list[int
 
 
 def require_same_as_alone(load: FleetLoad, engine: int, config: EngineConfig, model: Model) -> None:
-    """Run an engine's requests at the times at which they came to it, without the others."""
+    """Run the requests of an engine alone, at the times at which they were routed."""
     positions, runs = np.flatnonzero(load.life_of() == engine), runs_of(load.requests)
     local = load.arrivals.select(positions)
     local = replace(local, arrival_ms=runs["arrival_ms"][positions].copy(), parents=np.full(len(positions), NOBODY))
@@ -116,7 +116,7 @@ def test_router_has_exact_counts() -> None:
             assert counts[engine] == (len(of_engine), prefills)
 
 
-def test_an_end_is_reported_before_a_request_that_needs_no_engine() -> None:
+def test_end_is_reported_before_a_request_without_engine() -> None:
     """The second request failed in the capture, before it got to an engine."""
     records = [make_request(number, arrival_ms=500.0 * number, prompt=8, output=2) for number in range(3)]
     records[1].status, records[1].http_status, records[1].e2e_ms = "error", 429, 1.5

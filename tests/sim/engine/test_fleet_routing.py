@@ -53,7 +53,7 @@ def fleet_of(count: int, blocks: int, mixed: bool, placement: FrontendPlacement 
     return [FleetEngine(str(position), config, model) for position, model in enumerate(models)]
 
 
-# A client goes during the first step of its engine, before the next request comes.
+# A client disconnects during the first step of its engine, before the next arrival.
 @example(planned(29164, 5, 2.0), fleet_of(2, 60, False), "least-loaded")
 @settings(max_examples=15, deadline=None)
 @given(

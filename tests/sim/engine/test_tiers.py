@@ -1,4 +1,4 @@
-"""KV cache offloading to host memory: answers by hand, and laws of conservation."""
+"""KV cache offloading to host memory: results by hand, and laws of conservation."""
 
 import random
 from typing import Any
@@ -49,7 +49,7 @@ def cached(run: Simulation) -> list[int]:
 
 
 AGAIN = ((0.0, [1, 2, 3, 4], 0), (100.0, [5, 6, 7, 8], 0), (200.0, [1, 2, 3, 4], 4))
-"""The second displaces three of the first's four blocks, which the third asks for."""
+"""The second displaces three of the first's four blocks, which the third requests."""
 
 
 def test_loading_request_waits_while_running_requests_decode() -> None:
@@ -62,7 +62,7 @@ def test_loading_request_waits_while_running_requests_decode() -> None:
 
 
 def test_last_block_is_evicted_first() -> None:
-    """Of the first's blocks on the host the third and the fourth make room; the pool has the root."""
+    """The first's third and fourth blocks are evicted on the host; the pool has the root."""
     state = run(chained(*AGAIN), host_blocks=6)
     assert cached(state) == [0, 0, 8]
 

@@ -1,4 +1,4 @@
-"""A schedule out of a capture: the engine's own, as far as its tokens tell."""
+"""A schedule reconstructed from a capture equals the engine's schedule where tokens determine it."""
 
 import msgspec
 import pytest
@@ -12,7 +12,7 @@ from tracefile.records.schema import BlockHash, Record, RequestId
     ("seeds", "ahead", "late_ms"), [(range(16), False, 0.0), (range(1, 9), True, 0.0), (range(1, 7), False, 2.0)]
 )
 def test_admissions_equal_the_engine(seeds: range, ahead: bool, late_ms: float) -> None:
-    """Nothing of the model of time is given, nor what was cached; reads may come late, where no step is so short."""
+    """Neither the latency model nor cached tokens are given. Delays of late reads are shorter than any step."""
     for seed in seeds:
         engine = captured_loads.random_engine(seed, async_scheduling=ahead)
         frontend_ms = 0.0 if ahead or late_ms else 7.0 * (seed % 2)
@@ -25,7 +25,7 @@ def test_admissions_equal_the_engine(seeds: range, ahead: bool, late_ms: float) 
 
 
 def test_preemptions_come_from_the_rules() -> None:
-    """Two requests of two blocks whose third does not fit beside the other's, in 5 usable blocks."""
+    """Two requests of two blocks each in 5 usable blocks: only a single third block fits."""
     engine = EngineConfig(num_gpu_blocks=6, block_size=32, async_scheduling=False)
     records = [make_record(name, at_ms, 60, 40, first) for name, at_ms, first in [("a", 0.0, 1), ("b", 1.0, 11)]]
     truth = captured_loads.captured(records, engine)
@@ -70,7 +70,7 @@ def test_waiting_client_keeps_the_blocks() -> None:
 
 
 def test_non_streamed_response_keeps_the_blocks() -> None:
-    """Not streamed: only the end is known, and a second request that came meanwhile shares its prompt."""
+    """Not streamed: only the end is known, and a concurrent second request shares the prompt."""
     engine = EngineConfig(num_gpu_blocks=40, block_size=32, async_scheduling=False)
     complete = msgspec.structs.replace(make_record("a", 0.0, 70, 20, 1), stream=False, e2e_ms=400.0)
     beside = served(make_record("b", 200.0, 70, 1, 1), ttft_ms=20.0)

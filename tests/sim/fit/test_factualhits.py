@@ -1,4 +1,4 @@
-"""Hits as a capture reports them: as many as reported, on blocks that other requests hold where contents agree."""
+"""Hits as a capture reports them: the reported number, on blocks that running requests hold where contents agree."""
 
 from librt.vecs import vec
 from mypy_extensions import i64

@@ -1,4 +1,4 @@
-"""The fit against engines whose parameters are known, and what it says where it cannot know."""
+"""The fit on engines with known parameters, and its diagnostics for unidentified parameters."""
 
 import json
 from collections.abc import Callable
@@ -44,7 +44,7 @@ Learn = Callable[..., Fitted]
 
 @pytest.fixture
 def learn(tmp_path: Path, synthetic: ModuleType) -> Learn:
-    """Capture the calibration load on a true engine and fit what was captured."""
+    """Capture the calibration load on a true engine and fit the capture."""
 
     def capture_and_fit(truth: Model, seed: int, spread: float = 0.05, **options: object) -> Fitted:
         options.setdefault("frontend", truth.frontend_placement)
@@ -143,7 +143,7 @@ def test_fit_is_reproducible(learn: Learn, tmp_path: Path) -> None:
 
 
 def test_decodes_do_not_identify_prefill_terms(tmp_path: Path, synthetic: ModuleType) -> None:
-    """Cold prompts within one small chunk: nothing is deep, so attention's cost cannot be told."""
+    """Cold prompts within a small chunk: contexts are short, so the attention cost is not identified."""
     records = [
         record
         for record in synthetic.calibration(10, prompts=60, mixed=0)
@@ -198,7 +198,7 @@ def test_too_small_capture_is_rejected(tmp_path: Path, synthetic: ModuleType) ->
             fit_traces(FitConfig(traces, tmp_path / "model.json", {}))
 
 
-def test_the_command_writes_a_model(tmp_path: Path, synthetic: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_command_writes_a_model(tmp_path: Path, synthetic: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     truth = default_model()
     path = write(tmp_path / "trace.jsonl.zst", synthetic.capture(synthetic.calibration(12), truth), None)
     (tmp_path / "shape.toml").write_text('[sim.calibrate]\napi-server = "serial"\n')
@@ -313,14 +313,14 @@ def test_api_server_noise_excludes_step_noise() -> None:
 
 
 def test_drift_is_the_variation_between_captures() -> None:
-    """Six captures of one engine, each steady, at speeds that differ by 10 %; then one alone, which says nothing."""
+    """Six captures of one engine, steady, at speeds that differ by 10 %; then a single capture: no drift is fitted."""
     rng = np.random.default_rng(5)
     parts = []
     for speed in np.exp(0.1 * rng.standard_normal(6)):
         seen = (10.0 * speed * np.exp(0.05 * rng.standard_normal(400))).tolist()
         parts.append(observations([[1.0]] * 400, seen, [False] * 400))
     speeds = [np.median(np.log(part.measured_ms / 10.0)) for part in parts]
-    # Steady captures tell nothing of the next: a seventh differs from the six by s and by what their mean is off.
+    # A further capture differs from the six by s and by the error of their mean.
     expected = float(np.sqrt(np.var(speeds, ddof=1) * (1 + 1 / 6)))
     drift = estimate_drift(Observations.join(parts), vector(10.0))
     assert drift.log_sd == pytest.approx(expected, rel=1e-4)
@@ -363,7 +363,7 @@ def test_terms_are_selected_on_held_out_data() -> None:
 
 
 def test_aborted_request_without_token_is_waiting() -> None:
-    """Its TTFT is longer than its time; an error, and an end without times, tell nothing."""
+    """Its TTFT is longer than its time. An error and an end without times are not used."""
     records = [
         Record(request_id=RequestId("left"), status="client_abort", e2e_ms=7.0),
         Record(request_id=RequestId("failed"), status="error", e2e_ms=8.0),

@@ -61,7 +61,7 @@ def test_single_round_identifies_a_noise_free_engine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("placement", ["parallel", "shared_core"])
 def test_delivery_term_is_fitted(tmp_path: Path, placement: FrontendPlacement) -> None:
-    """No flag tells of it: it is a term that predicts what it was not fitted on."""
+    """No flag selects the term: it is selected because it predicts held-out data."""
     delivery = Parameter(value=0.0004, unit="ms/token")
     model = default_model()
     parameters = {**model.parameters, "delivery_ms_per_prompt_token": delivery}
@@ -103,7 +103,7 @@ def test_noisy_steps_widen_intervals(tmp_path: Path) -> None:
 
 
 def test_late_responses_widen_api_server_noise(tmp_path: Path) -> None:
-    """Up to 12 ms, where the front end takes 7: no parameter holds that, so it is noise."""
+    """Up to 12 ms, where the front end needs 7: no parameter describes the delay, so it is noise."""
     truth = default_model()
     prompt, late = (
         learn(tmp_path, truth, seed=5, spread=0.05, flags="--number 78", delay_ms=delay_ms) for delay_ms in (0.0, 12.0)
@@ -112,7 +112,7 @@ def test_late_responses_widen_api_server_noise(tmp_path: Path) -> None:
 
 
 def test_unmodelled_work_widens_step_noise(tmp_path: Path) -> None:
-    """An engine that takes 20 ms for every chunk, fitted as if none did."""
+    """An engine that needs 20 ms for every chunk, fitted without a chunk term."""
     model = default_model()
     chunk = Parameter(value=20.0, unit="ms/chunk")
     truth = msgspec.structs.replace(model, parameters={**model.parameters, "per_prefill_chunk_ms": chunk})

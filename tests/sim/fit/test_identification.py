@@ -1,4 +1,4 @@
-"""What a fit says that its captures leave open, for want of what, and the capture that would tell."""
+"""Unidentified terms of a fit, the missing load of each, and the suggested capture."""
 
 import re
 import shlex
@@ -40,7 +40,7 @@ ALL = Coverage(
         ({"longest_warm": 0}, "frontend_ms_per_prompt_token", "no prompt was warm"),
     ],
 )
-def test_missing_load_is_named(changes: dict[str, int], parameter: str, message: str) -> None:
+def test_missing_load_is_reported(changes: dict[str, int], parameter: str, message: str) -> None:
     assert lack(parameter, replace(ALL, **changes)) == message
     assert lack(parameter, ALL) is None
 
@@ -81,7 +81,7 @@ def test_incomplete_load_leaves_terms_unidentified(tmp_path: Path, load: str, la
         assert unidentified[name].why.startswith(why)
         assert not fitted.model.parameters[name].identified
         assert f"  {name}: {why}" in text
-    # And what would tell is a command that loadgen takes, of prompts that the engine does.
+    # The suggested capture is a valid loadgen command, with prompts that fit the engine.
     command = re.search(r"^  loadgen (.*)$", text, re.MULTILINE)
     assert command is not None
     config = parse_config(shlex.split(command[1]))

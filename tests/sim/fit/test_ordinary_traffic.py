@@ -1,4 +1,4 @@
-"""Fits on ordinary traffic: what it does not identify is drawn towards defaults, and marked."""
+"""Fits on ordinary traffic: unidentified terms are regularized towards defaults and marked."""
 
 from pathlib import Path
 

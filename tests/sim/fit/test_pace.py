@@ -25,7 +25,7 @@ OVERLAPPING_MS = [400.0 * number if number < 12 else 20_000.0 for number in rang
 
 
 def capture(path: Path, model: Model, arrivals_ms: Sequence[float] = OVERLAPPING_MS) -> Path:
-    """Requests, and what an engine of this model makes of them without noise."""
+    """Requests, and their capture on an engine of this model without noise."""
     meta, records = Meta(source="tap", block_size=BLOCK_SIZE), []
     for number, arrival_ms in enumerate(arrivals_ms):
         hashes = [BlockHash(100 * number + block) for block in range(10)]

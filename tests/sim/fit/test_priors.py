@@ -1,4 +1,4 @@
-"""Defaults of open terms, in the regression that solves for the others."""
+"""Defaults of open terms, in the regression for the identified terms."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ FREE = [STEPS, PREFILL_TOKENS, DECODES, KV_TOKENS]
 
 
 def observed(costs: dict[int, float], seed: int, spread: float = 0.0, rows: int = 120) -> Observations:
-    """Intervals of random makeup that these costs take, times a log-normal factor each; four of a session."""
+    """Durations of random steps at these costs, times a log-normal factor each; four per session."""
     random = np.random.default_rng(seed)
     counts = np.zeros((rows, len(TERMS)))
     counts[:, STEPS] = 1.0
@@ -50,7 +50,7 @@ COSTS = st.fixed_dictionaries(
 @given(costs=COSTS, seed=st.integers(0, 99))
 @settings(max_examples=15, deadline=None)
 def test_default_is_a_regularization_row(costs: dict[int, float], seed: int) -> None:
-    """Against the stacked system that says the same, solved without normal equations."""
+    """Equal to the stacked least-squares system, solved without normal equations."""
     names = ["per_decode_ms", "per_kv_token_ms", "frontend_base_ms"]
     parameters = np.zeros(len(TERMS))
     parameters[list(costs)] = list(costs.values())

@@ -50,7 +50,7 @@ def test_scenario_passes_if_members_agree(gate: str, passed: bool, sure: bool) -
     assert (evaluation.passed, evaluation.sure) == (passed, sure)
 
 
-def test_without_a_scenario_the_base_is_evaluated() -> None:
+def test_base_is_evaluated_without_scenarios() -> None:
     rows = [
         replace(row(name, hit_rate=Measure(value=span(middle))), kind=kind)
         for name, kind, middle in (("c", "capture", 0.9), ("b", "base", 0.4))

@@ -178,7 +178,7 @@ def test_interrupts_and_dead_processes_print_a_single_line(
     lines = [line for line in errors.splitlines() if not line.startswith(b"forecasts: ")]
     assert (process.returncode, output, len(lines)) == (code, b"", int(bool(message))), lines
     assert b"".join(lines).startswith(message)
-    while session(process.pid):  # those behind them see it soon
+    while session(process.pid):  # child processes exit soon after
         time.sleep(0.01)
 
 

@@ -79,7 +79,7 @@ def test_capture_of_several_engines_is_forecast(folder: Path, capsys: pytest.Cap
 
 
 def test_capture_of_several_engines_is_validated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same requests keep one engine three times as busy as each of three, nearly: the busiest tells."""
+    """A single engine has about three times the utilization of each of three; the busiest is reported."""
     busy = []
     for trace in ("one.jsonl", "three.jsonl"):
         flags = ["--latency-model", str(folder / "model.json"), *MEMBERS, "--json", "--no-default-gates"]
@@ -101,7 +101,7 @@ def test_single_replica_equals_a_single_engine(folder: Path, capsys: pytest.Capt
     }
 
 
-def test_the_fleet_of_a_scenario(folder: Path) -> None:
+def test_fleet_of_a_scenario(folder: Path) -> None:
     three = read_captured(folder / "three.jsonl", load_model(folder / "model.json"))
     fleets = [
         plan(three, scenario).fleet

@@ -1,4 +1,4 @@
-"""What a load asks of an engine, on loads whose utilisation is known by hand."""
+"""Utilization of an engine, on loads whose utilization is known by hand."""
 
 import random
 
@@ -17,7 +17,7 @@ PROMPT = 1_000
 def model(
     t0_ms: float = 10.0, decode_ms: float = 0.0, max_num_seqs: int = 256, max_num_batched_tokens: int = PROMPT
 ) -> Model:
-    """A step of 10 ms and 0.1 ms for a prompt token: 1,000 of them, alone in a step, take 110 ms."""
+    """A step of 10 ms and 0.1 ms for a prompt token: 1,000 prompt tokens, alone in a step, need 110 ms."""
     step = {"t0_ms": t0_ms, "per_prefill_token_ms": 0.1, "per_decode_ms": decode_ms}
     config = EngineConfig(
         num_gpu_blocks=20_000,

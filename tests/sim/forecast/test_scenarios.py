@@ -1,4 +1,4 @@
-"""What differs, out of flags, and what becomes of the load then."""
+"""Scenarios parsed from flags, and the load of each scenario."""
 
 from dataclasses import replace
 from pathlib import Path

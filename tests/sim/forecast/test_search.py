@@ -81,7 +81,7 @@ def shares_within(folder: Path, scenarios: list[Scenario], rank: int, limit_ms: 
 
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(0, 500))
 def test_bisection_finds_the_last_passing_value(first: int, second: int, last: int) -> None:
-    """Counts that hold down to ``last``, from the large end; each is asked for once."""
+    """Counts that hold down to ``last``, from the large end; each count is tested once."""
     hard, easy = min(first, second), max(first, second) + 1
     tested: list[float] = []
 

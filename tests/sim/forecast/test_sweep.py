@@ -55,7 +55,7 @@ def swept(folder: Path, *flags: str) -> list[str]:
 
 
 def test_row_equals_the_scenarios_forecast(folder: Path, tmp_path: Path) -> None:
-    """Today's row is that of ``sim what-if`` with its members; the cost is 3.6 an hour over the tokens of an hour."""
+    """The base row equals ``sim what-if`` of the same members; the cost is 3.6 an hour over the tokens of an hour."""
     result = json_of(main, swept(folder))
     points = result["points"]
     assert [(point["settings"]["replicas"], point["settings"]["num-gpu-blocks"]) for point in points] == [

@@ -120,7 +120,7 @@ def test_wrong_model_fails_the_gates(folder: Path) -> None:
     assert passed["cached tok"] is True
     assert passed["TTFT p50 w"] is False
     assert passed["bands hold"] is False
-    # At the pace of the capture's own steps the same shape is right, and no gate asks.
+    # At the pace of the captured steps the same shape is correct, and all gates pass.
     paced = result["pairs"]["predicted-at-pace"]["cohorts"]["all"]["ttft"]["p50"]
     assert abs(paced["signed_error"]) < 0.05
     assert result["pairs"]["predicted"]["cohorts"]["all"]["ttft"]["p50"]["signed_error"] > 0.2
@@ -129,7 +129,7 @@ def test_wrong_model_fails_the_gates(folder: Path) -> None:
     assert result["pairs"]["predicted"]["cohorts"]["all"]["ttft"]["verdict"].startswith("off by ")
 
 
-def test_a_band_wider_than_the_gates_limits_is_too_uncertain(folder: Path) -> None:
+def test_band_wider_than_gate_limits_is_uncertain(folder: Path) -> None:
     """The right model under a drift of 40 %: nothing fails, and nothing of TTFT is shown."""
     wide = msgspec.structs.replace(load_model(folder / "model.json"), drift_log_sd=0.4)
     save_model(wide, folder / "wide.json")
@@ -148,7 +148,7 @@ def test_a_band_wider_than_the_gates_limits_is_too_uncertain(folder: Path) -> No
 
 
 def test_extrapolated_forecast_has_a_wider_band() -> None:
-    """Without drift and draws all members have one speed; two doublings beyond what was fitted spread them."""
+    """Without drift and draws all members have the same speed; two doublings beyond the fitted range spread them."""
     model = msgspec.structs.replace(default_model(), drift_log_sd=0.0)
     near, far = members(model, 32, 1), members(model, 32, 1, 2 * BEYOND_LOG_SD)
     speeds = np.log([member.parameters["t0_ms"].value / model.parameters["t0_ms"].value for member in far])
@@ -197,7 +197,7 @@ def test_forecasts_print_the_models_validation(
     assert "; over all requests its TTFT forecast of this capture is off by +" in text
     other = output_of("search", "b.jsonl", "--maximize", "rate", "--target", "ttft.p50<=1s", "--between", "1,1.1")
     assert "not validated on this trace; on a.jsonl, of the same engine, this model failed TTFT p50 (" in other
-    # Search, sweep and what-if distrust it in one sentence, and the answer says so itself.
+    # Search, sweep and what-if print a warning, and the result contains the warning.
     sentence = "more than the gates' 5.0 %, 10.0 % and 15.0 % at p50, p90 and p99: trust no effect or answer that such"
     (tmp_path / "grid.toml").write_text("[axes]\nmax-num-seqs = [16, 32]\n")
     assert sentence in text

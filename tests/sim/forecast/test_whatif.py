@@ -1,4 +1,4 @@
-"""``sim what-if``: rows beside the capture, effects member by member, saturation, horizons, and what is said of it."""
+"""``sim what-if``: rows beside the capture, effects member by member, saturation, horizons, and the printed text."""
 
 import math
 import re

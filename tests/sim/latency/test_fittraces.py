@@ -1,4 +1,4 @@
-"""The sample of a trace's requests: parts share it, other captures of the same load do not."""
+"""The sample of a trace's requests: parts share it, repeated captures of the same load do not."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_sample_of_a_twentieth_is_recognised(part: slice) -> None:
     assert first_shared(request_sample(requests(10_000)[part]), requests(10_000)) is not None
 
 
-def test_repeat_capture_is_another_trace() -> None:
+def test_repeated_capture_is_a_different_trace() -> None:
     assert first_shared(request_sample(requests(300)), requests(300, e2e_ms=6.0)) is None
 
 

@@ -38,7 +38,7 @@ def test_model_file_round_trips(tmp_path: Path) -> None:
         (b'{"parameters": {"t0_ms": {"value": -1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}}', "-1"),
     ],
 )
-def test_a_malformed_model_is_refused_by_file_and_field(tmp_path: Path, content: bytes, named: str) -> None:
+def test_malformed_model_is_rejected_by_file_and_field(tmp_path: Path, content: bytes, named: str) -> None:
     path = tmp_path / "model.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match=named) as refusal:

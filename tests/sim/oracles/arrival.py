@@ -26,7 +26,7 @@ class Arrival:
     arrival_ms: float
     """As recorded; the end of its parent decides instead where there is one."""
     parent: int | None = None
-    """Place of the request whose end it waits for. None: it comes at ``arrival_ms``."""
+    """Position of the request whose end it waits for. None: it arrives at ``arrival_ms``."""
     think_ms: float = 0.0
     """From the parent's end to its arrival."""
     abort_after_ms: float | None = None

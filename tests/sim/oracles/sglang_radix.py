@@ -46,7 +46,7 @@ class Rows:
 
 
 class Pool:
-    """The cache over a pool, and what was evicted: each node's last token and length."""
+    """The cache over a pool, and evictions: each node's last token and length."""
 
     def __init__(
         self, page: int, chunk: int | None, capacity: int, requests: int, *, bare: bool = False, evict: str = "lru"

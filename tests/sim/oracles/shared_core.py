@@ -70,7 +70,7 @@ class SharedCore:
         return end_ms
 
     def _work(self, span_ms: float, now_ms: float, row: list[float]) -> None:
-        """Do ``span_ms`` of the current job, which ends at ``now_ms`` if that is all of it."""
+        """Do ``span_ms`` of the current job, which ends at ``now_ms`` if no work remains."""
         job = self._jobs[0]
         job.left_ms -= span_ms
         if job.left_ms <= _DONE_MS or now_ms + job.left_ms == now_ms:

@@ -97,7 +97,7 @@ class RequestRun:
     admitted_ms: float | None = None
     """When the step was composed that first served it."""
     token_steps: MutableSequence[int] = field(default_factory=list)
-    """The step at whose end each token appeared, as a place in the timeline."""
+    """The step at whose end each token appeared, as a position in the timeline."""
     outcome: str | None = None
     """ok, aborted, unservable, parent_failed, as_recorded. None: not ended yet."""
     ttft_ms: float | None = None
@@ -211,7 +211,7 @@ def predicted_records(simulation: Simulation, *, keep_hashes: bool = True) -> li
 
 
 def columns(arrivals: Sequence[Arrival]) -> Arrivals:
-    """A whole workload of objects as columns."""
+    """A complete workload of objects as columns."""
     hashes, known = shared_keys([arrival.hashes for arrival in arrivals])
     parents = np.array([NOBODY if arrival.parent is None else arrival.parent for arrival in arrivals], np.int64)
     positions = np.arange(len(arrivals))

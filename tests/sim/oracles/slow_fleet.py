@@ -25,7 +25,7 @@ class SlowFleet:
         self.runs: dict[int, RequestRun] = {}
         """By position: a request's run, as far as is known now."""
         self.sent: list[list[tuple[float, int]]] = [[] for _ in engines]
-        """Times and places of what each engine got."""
+        """Times and positions of the requests of each engine."""
         self.numbers: list[int] = []
         """Places in the order of sending."""
         self.reported: set[tuple[int, str]] = set()
@@ -73,7 +73,7 @@ class SlowFleet:
             self.runs[position] = run
 
     def _report(self, now_ms: float) -> None:
-        """Tell the router of first tokens and ends up to now, in order."""
+        """Report first tokens and ends up to now to the router, in order."""
         events = []
         for number, position in enumerate(self.numbers):
             run = self.runs[position]

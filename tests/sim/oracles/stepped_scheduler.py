@@ -1,4 +1,4 @@
-"""The scheduler one call at a time, for tests that look at every step. It tells blocks by what they hold."""
+"""The scheduler call by call, for tests of every step. Blocks are identified by their contents."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from sim.vllm.segments import SHARED, Copy, SegmentPool
 from tests.sim.oracles.readable.request import Request as ReadableRequest
 
 Content = tuple[int, int]
-"""A block's key, and its place in the line of those under that key."""
+"""A block's key, and its position among the blocks of that key."""
 
 
 def request_like(readable: ReadableRequest, index: int) -> Request:
@@ -34,7 +34,7 @@ def request_like(readable: ReadableRequest, index: int) -> Request:
 
 
 class SteppedScheduler:
-    """Requests by their place in the given order."""
+    """Requests by position in the given order."""
 
     def __init__(
         self, config: EngineConfig, requests: Sequence[ReadableRequest], deployment: Deployment | None = None
@@ -89,7 +89,7 @@ class SteppedScheduler:
 
 
 def free_contents(pool: SegmentPool) -> list[Content | None]:
-    """What the free blocks hold, next to be taken first; None: nothing known."""
+    """Contents of the free blocks in order of allocation. None: no key."""
     contents: list[Content | None] = [None] * int(pool.num_unhashed)
     copy = pool._queue.after
     while copy is not pool._queue:

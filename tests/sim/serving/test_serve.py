@@ -61,7 +61,7 @@ def streamed(client: httpx.Client, path: str, **body: Any) -> list[Body]:
 
 
 def test_stream_equals_the_non_streamed_response(engine: httpx.Client) -> None:
-    """Longer than what is worded at once, in two choices."""
+    """Longer than a single event's text, in two choices."""
     body: Body = {"max_tokens": 100, "ignore_eos": True, "return_token_ids": True, "n": 2}
     prompts: list[tuple[str, Body]] = [
         ("/v1/completions", {"prompt": [7, 8, 9]}),
@@ -172,7 +172,7 @@ def test_chat_stream_format(engine: httpx.Client) -> None:
     role, *chunks = streamed(engine, "/v1/chat/completions", **body, return_token_ids=True)
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert role["object"] == "chat.completion.chunk"
-    assert len(role["prompt_token_ids"]) == 4  # role, text, end of message, role of the answer
+    assert len(role["prompt_token_ids"]) == 4  # role, text, end of message, role of the response
     assert "token_ids" not in role["choices"][0]
     text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
     expected = engine.post("/v1/chat/completions", json=body).json()
@@ -283,7 +283,7 @@ def test_disconnect_frees_blocks(sim_server: str, stream: bool) -> None:
 
 
 def test_late_first_token_arrives_with_later_tokens(start_sim_server: StartSimServer, tmp_path: Path) -> None:
-    # Half a second, in which the other seven are generated.
+    # Half a second, in which the remaining seven are generated.
     costs = {"delivery_ms_per_prompt_token": 5.0, "t0_ms": 1.0, "per_decode_ms": 0.1, "frontend_base_ms": 0.0}
     flags = ("--latency-model", str(engine_model(tmp_path, **costs)))
     with start_sim_server(*flags) as url, httpx.Client(base_url=url, timeout=30.0) as client:
@@ -300,7 +300,7 @@ def test_late_first_token_arrives_with_later_tokens(start_sim_server: StartSimSe
         (("--num-gpu-blocks", "1"), "num_gpu_blocks: 1 is too small"),
     ],
 )
-def test_bad_input_is_named(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
+def test_invalid_input_is_reported(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
     (tmp_path / "model.json").write_text("{}")
     with pytest.raises(InputError) as refused:
         main(["serve", *(flag.format(dir=tmp_path) for flag in flags)])

@@ -54,7 +54,7 @@ def post(body: bytes, *headers: bytes, path: bytes = b"/v1/completions") -> byte
 )
 def test_rejected_requests(url: str, request_bytes: bytes, status: bytes) -> None:
     with connect(url) as sock:
-        with contextlib.suppress(ConnectionError):  # it need not read all of what it refuses
+        with contextlib.suppress(ConnectionError):  # a refused request need not be read completely
             sock.sendall(request_bytes)
             if b"99999999" in request_bytes:
                 sock.sendall(b"x" * 68_000_000)
@@ -73,7 +73,7 @@ def running(client: httpx.Client) -> float:
 
 
 def test_slow_reader_is_bounded_and_complete(url: str) -> None:
-    """Its answer waits as token ids; what it reads later is the same text in fewer events."""
+    """The output waits as token ids; the late reader receives the same text in fewer events."""
     body = {"prompt": [1] * 9, "max_tokens": 20_000, "ignore_eos": True, "return_token_ids": True}
     host = httpx.URL(url)
     with socket.socket() as sock, httpx.Client(base_url=url, timeout=60) as client:
@@ -83,7 +83,7 @@ def test_slow_reader_is_bounded_and_complete(url: str) -> None:
         sock.sendall(post(json.dumps({**body, "stream": True}).encode(), b"Connection: close"))
         assert sock.recv(15) == b"HTTP/1.1 200 OK"
         while running(client):
-            pass  # the engine goes on to the answer's end
+            pass  # the engine continues to the end of the output
         expected = client.post("/v1/completions", json=body).json()["choices"][0]
         stream = read_all(sock)
     chunks = [json.loads(ids) for ids in re.findall(rb',"token_ids":(\[[\d,]*\])', stream)]

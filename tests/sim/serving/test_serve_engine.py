@@ -1,4 +1,4 @@
-"""The real-time engine in this process, as fast as it goes: what its virtual clock says, to the digit."""
+"""The real-time engine in this process, at maximum speed: exact times of the virtual clock."""
 
 import asyncio
 import math
@@ -63,7 +63,7 @@ async def until(engine: RealTimeEngine, condition: Callable[[], bool]) -> None:
     engine.flush()
 
 
-def test_the_clock_adds_up_front_end_prefill_and_decodes() -> None:
+def test_clock_adds_frontend_prefill_and_decode_times() -> None:
     async def use(engine: RealTimeEngine) -> None:
         submitted = generation(prompt_tokens=8, output_tokens=4, first_key=100)
         engine.submit(submitted)
@@ -138,7 +138,7 @@ def test_abort_frees_blocks_in_any_state() -> None:
         check_engine(engine)
         assert (engine.num_running, engine.num_waiting, engine.kv_usage) == (0, 0, 0.0)
         assert engine.reset_prefix_cache()
-        # The engine goes on for others.
+        # The engine continues with the remaining requests.
         after = generation(8, 2, 100)
         engine.submit(after)
         await until(engine, lambda: after.outcome == "finished")
@@ -188,7 +188,7 @@ def test_noise_applies_to_api_server_and_steps() -> None:
 
 
 def test_sequential_client_is_independent_of_speed() -> None:
-    """A conversation of three turns: what is cached, and when each token comes, counted from its request."""
+    """A conversation of three turns: cached tokens, and token times after each request."""
     levels = len(Noise().levels)
     spread = tuple(level / 9 for level in range(levels))
     noisy = msgspec.structs.replace(MODEL, noise=Noise(step_log_ratio=(spread,), frontend_log_ratio=spread))

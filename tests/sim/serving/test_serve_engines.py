@@ -1,4 +1,4 @@
-"""Several engines behind one port: who gets which request, and what that does to the caches."""
+"""Several engines behind a single port: routing of requests, and its effect on the caches."""
 
 import re
 from collections.abc import Callable, Iterator

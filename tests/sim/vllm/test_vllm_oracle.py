@@ -29,7 +29,7 @@ Workload = dict[str, Any]
 
 
 def make_workload(seed: int) -> Workload:
-    """Prompts that share prefixes, some continuing an earlier answer, on a pool too small for all of them at once."""
+    """Prompts that share prefixes, some continuing an earlier output, on a pool too small for all of them at once."""
     rng = random.Random(seed)
     block_size = rng.choice([16, 32])
     max_num_seqs = rng.choice([2, 4, 8])
@@ -86,7 +86,7 @@ def random_tokens(rng: random.Random, count: int) -> list[int]:
 
 
 def our_steps(workload: Workload) -> list[dict[str, Any]]:
-    """The same workload on our scheduler, in the shape that ``vllm_scheduler.py`` answers in, and what blocks hold."""
+    """The same workload on our scheduler, in the output format of ``vllm_scheduler.py``, with block contents."""
     config = our_config(workload)
     scheduler, keys = make_scheduler(config), Keys()
     requests = {spec["id"]: our_request(spec, config.block_size, keys) for spec in workload["requests"]}
@@ -127,7 +127,7 @@ def our_steps(workload: Workload) -> list[dict[str, Any]]:
 
 
 def product_steps(workload: Workload) -> list[dict[str, Any]]:
-    """The same on the scheduler that commands run, step by step. It tells blocks by what they hold."""
+    """The same on the product's scheduler, step by step. Blocks are identified by their contents."""
     config, keys = our_config(workload), Keys()
     specs = workload["requests"]
     scheduler = SteppedScheduler(config, [our_request(spec, config.block_size, keys) for spec in specs])
@@ -168,7 +168,7 @@ def tables_of(scheduler: Scheduler, request: Request) -> list[list[int]]:
 
 
 def contents(pool: BlockPool) -> dict[int, Content]:
-    """By cached block: its key, and its place in the line of those under that key."""
+    """By cached block: its key, and its position among the blocks of that key."""
     result: dict[int, Content] = {}
     for block in range(1, pool.num_gpu_blocks):
         key = pool.key_of(block)
@@ -193,7 +193,7 @@ def holders(pool: BlockPool) -> dict[Content, int]:
 
 
 def without_ids(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a pool by segments can say of the steps: which block it is that holds something is all the same."""
+    """Steps without block ids: a pool by segments does not identify blocks."""
     names = ("scheduled", "preempted", "contents_scheduled", "stats", "contents_finished", "holders")
     return [{name: step[name] for name in names} for step in steps]
 
@@ -204,7 +204,7 @@ def our_config(workload: Workload) -> EngineConfig:
 
 
 class Keys(dict[tuple[object, ...], int]):
-    """Chains of plain numbers: equal ones for equal salts and tokens up to a block's end."""
+    """Chains of plain numbers: equal numbers for equal salts and tokens up to a block's end."""
 
     def chain(self, spec: dict[str, Any], block_size: int) -> list[int]:
         tokens = spec["prompt"] + spec["output"]

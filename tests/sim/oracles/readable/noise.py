@@ -80,7 +80,7 @@ def step_log(knots: Numbers, table: Sequence[Sequence[float]] | FloatArray, norm
 
 
 def at(table: Numbers, position: float) -> float:
-    """Interpolate ``table`` at ``place``, from 0 to below its last entry's; compiled too, so plain."""
+    """Interpolate ``table`` at ``position``, from 0 to below its last entry's; compiled too, so plain."""
     below = int(position)
     low = table[below]
     return float(low + (position - below) * (table[below + 1] - low))
