@@ -1,4 +1,4 @@
-"""A load's plan carried out by a simulated engine in virtual time: what a tap between the two would have captured.
+"""A load's plan carried out by a simulated engine in virtual time, and the capture of a tap between the two.
 
 Two minutes of ``loadgen --pattern calibration`` take a second or two.
 """
@@ -29,10 +29,10 @@ KEY = HashKey(bytes(32))
 
 
 class PlannedEngine(Engine):
-    """An engine whose requests come of a plan: what is sent next may depend on how the last one was answered.
+    """An engine whose requests follow a plan: the next request may depend on the last response.
 
-    ``spread``: each step takes so much more or less than the model says, by a log-normal factor of its own.
-    ``delay_ms``: and each answer is seen so much later at most, evenly.
+    ``spread``: each step time varies from the model by an independent log-normal factor.
+    ``delay_ms``: each response is recorded late by a uniform delay up to this maximum.
     """
 
     def __init__(self, load: LoadJob, model: Model, *, spread: float, delay_ms: float, seed: int) -> None:

@@ -131,7 +131,7 @@ def test_serial_api_server_handles_a_single_request_at_a_time() -> None:
 def test_api_server_and_steps_share_a_core() -> None:
     model = make_model({**STEP, "frontend_base_ms": 3.0}, CONFIG, placement="shared_core")
     simulation = simulate([request("a", 0.0, 4, 3), request("b", 19.0, 8, 1)], model)
-    # a enters at 3, its prompt takes 3–17. In the decode of 12 ms from 17 on, b arrives at 19: its 3 ms take 6, to 25,
+    # a enters at 3, its prompt needs 3–17. In the decode of 12 ms from 17 on, b arrives at 19: its 3 ms take 6, to 25,
     # and the step ends 3 ms later, at 32. Then 10 + 2 + 8 ms for both.
     a, b = simulation.runs
     assert [request_run.entry_ms for request_run in (a, b)] == [3.0, 25.0]

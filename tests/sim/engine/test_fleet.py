@@ -25,7 +25,7 @@ SEED = 7
 
 
 def planned(records: list[Record], placement: FrontendPlacement, *, paced: bool) -> Arrivals:
-    """Arrivals; on a shared core without what is exact to a rounding only: no aborts, no pauses of nothing."""
+    """Arrivals; on a shared core without aborts and zero pauses, whose times are exact only up to rounding."""
     if placement == "shared_core":
         for record in records:
             if record.status == "client_abort":

@@ -44,7 +44,7 @@ def test_reported_cached_tokens_are_not_used() -> None:
 
 
 def test_abort_frees_blocks_at_the_abort_time() -> None:
-    """``a`` leaves long before its end and before ``b`` comes, which needs all blocks; ``c`` finds nothing of a."""
+    """``a`` leaves long before its end and before ``b`` arrives, which needs all blocks; ``c`` hits no block of a."""
     engine = EngineConfig(num_gpu_blocks=6, block_size=32, async_scheduling=False)
     left = msgspec.structs.replace(
         make_record("a", 0.0, 60, 100, 1),

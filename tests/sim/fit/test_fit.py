@@ -336,7 +336,7 @@ def test_drift_is_the_variation_between_captures() -> None:
 
 
 def test_terms_are_selected_on_held_out_data() -> None:
-    """Two captures of an engine with a cost per chunk, and of one without: taken in where it is, left out where not."""
+    """Two captures of an engine with a cost per chunk, and two without it: the term is selected only with the cost."""
     rng = np.random.default_rng(6)
 
     def captures(chunk_ms: float) -> Observations:
@@ -357,7 +357,7 @@ def test_terms_are_selected_on_held_out_data() -> None:
 
     assert choose_terms(captures(10.0), same)[-1].extra_terms == ("per_prefill_chunk_ms",)
     assert choose_terms(captures(0.0), same)[-1].extra_terms == ()
-    # A term without which the TTFTs of no run come out comes in, whatever the intervals say.
+    # A term that every simulated TTFT needs is selected, whatever its effect on intervals.
     selections = choose_terms(captures(0.3), lambda fold, parameters: 0.0 if parameters[CHUNKS] else 1.0)
     assert selections[-1].extra_terms == ("per_prefill_chunk_ms",)
 

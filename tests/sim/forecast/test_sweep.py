@@ -165,7 +165,7 @@ def test_cheapest_passing_point_is_chosen() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=12))
 def test_pareto_set_is_not_dominated(numbers: list[tuple[int, int, int]]) -> None:
-    """Every point compared with every other; of points equal in both numbers one with the fewest changes stays."""
+    """All pairs of points compared; of points equal in both numbers a point with the fewest changes stays."""
     points = {str(at): grid_point(100.0 * x, 10.0 * y, changes=n) for at, (x, y, n) in enumerate(numbers)}
 
     def beaten(x: int, y: int) -> bool:

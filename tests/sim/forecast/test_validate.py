@@ -255,7 +255,7 @@ def test_cold_is_forecast_from_the_warm_capture(folder: Path) -> None:
         "cold-predicted": ("cold", "error"),
         "cold-predicted-at-pace": ("cold", "error"),
     }
-    # The cold capture's own steps tell its pace: those of the same engine, with other noise.
+    # The pace is measured on steps of the cold capture: the same engine with different noise.
     assert result["forecasts"]["cold-predicted-at-pace"]["pace"] == pytest.approx(1.0, abs=0.03)
     made = result["forecasts"]["cold-predicted"]
     assert (made["settings"]["enable_prefix_caching"], made["pacing"]) == (False, "sessions")

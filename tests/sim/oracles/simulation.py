@@ -53,7 +53,7 @@ class Timeline:
         """A timeline that is complete; ``rows``: shape (steps, terms)."""
         timeline = cls()
         timeline.starts_ms, timeline.ends_ms = starts_ms.tolist(), ends_ms.tolist()
-        timeline.rows = cast(list[StepRow], rows)  # its rows are read as any others
+        timeline.rows = cast(list[StepRow], rows)  # its rows are read as StepRow
         timeline.delivered_ms = delivered_ms.tolist()
         return timeline
 
@@ -77,7 +77,7 @@ class Timeline:
         self.delivered_ms[-1] = max(self.delivered_ms[-1], until_ms)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless steps follow each other."""
+        """Raise AssertionError if steps overlap."""
         assert len(self.starts_ms) == len(self.ends_ms) == len(self.rows) == len(self.delivered_ms)
         assert self.delivered_ms == sorted(self.delivered_ms)
         moments = [moment for pair in zip(self.starts_ms, self.ends_ms, strict=True) for moment in pair]

@@ -111,7 +111,7 @@ def test_prefill_chunks_are_cached_separately() -> None:
     assert run_step(scheduler) == [("a", 5, 0)]
     scheduler.add(b)
     assert run_step(scheduler) == [("a", 5, 5)]
-    # a takes its last 2 of 5; b hits the two blocks filled so far, 8 tokens, not the third that a fills only now …
+    # a computes its last 2 of 5; b hits the two blocks filled so far, 8 tokens, not the third that a fills only now …
     assert run_step(scheduler) == [("a", 2, 10), ("b", 3, 8)]
     # … which by rule 6 it could not have hit either: a prompt's last token is always computed.
     assert b.cached_tokens == 8

@@ -1,4 +1,4 @@
-"""Our pool and scheduler, the readable oracle and those that commands run, against vLLM's own: every step.
+"""The pool and scheduler, in the readable oracle and in the product, against vLLM's: every step.
 
 Synchronous and asynchronous, with and without prefix caching, cache salts, and log probabilities of prompts.
 """

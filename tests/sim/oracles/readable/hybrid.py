@@ -177,7 +177,7 @@ class HybridCache:
         self.cache_blocks(request, min(end, request.num_tokens))
 
     def cache_blocks(self, request: Request, tokens: int) -> None:
-        """Cache what the known ``tokens`` of ``request`` fill."""
+        """Cache the blocks that the known ``tokens`` of ``request`` fill."""
         if not self.pool.enable_prefix_caching:
             return
         held = self._held[request]

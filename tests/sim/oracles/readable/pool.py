@@ -52,7 +52,7 @@ class BlockPool:
         self._previous_free = [num_gpu_blocks - 1, *range(num_gpu_blocks - 1)]
         # Key to the block that has it, or to the blocks in insertion order; lookups get the first.
         self._cached: dict[int, int | dict[int, None]] = {}
-        # Keys of a block beside that of its whole content: prefixes that end inside it (several groups only).
+        # Further keys of a block than of its complete content: prefixes that end inside it (several groups only).
         self._other_keys: dict[int, set[int]] = {}
 
     def lookup(self, keys: Sequence[int], most: int) -> list[int]:

@@ -45,7 +45,7 @@ class Request:
     shared_tokens: int = 0
     """With several KV groups: end of the longest hit that one of them had, if all together have less; 0: none."""
     next_full: int = 0
-    """Tokens that fill the block after those: until then nothing new can be hit."""
+    """Tokens that fill the block after the cached blocks: until then no further block can be hit."""
     placeholders: int = 0
     """Tokens that steps in flight will sample (vLLM's ``num_output_placeholders``)."""
     steps_in_flight: int = 0
