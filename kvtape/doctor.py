@@ -48,7 +48,7 @@ CONTAINER_VARIABLES: Final = ("KUBERNETES_SERVICE_HOST", "container")
 MOST_APART_S: Final = 3.0
 """Tolerance between two synchronized clocks: a ``Date`` header has a resolution of 1 s and may be 1 s old."""
 
-State = Literal["ok", "look", "fail"]
+State = Literal["ok", "warning", "fail"]
 
 
 class Check(NamedTuple):
@@ -110,7 +110,7 @@ def _key() -> Check:
     except InputError as error:
         return Check("key file", "fail", str(error), "move it away: a new key is created, with new hashes")
     if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        return Check("key file", "look", f"{path} is readable by other users", f"chmod 600 {path}")
+        return Check("key file", "warning", f"{path} is readable by other users", f"chmod 600 {path}")
     return Check("key file", "ok", f"{path}, key {key.key_id}")
 
 
@@ -123,7 +123,7 @@ def _disk(output: Path) -> Check:
     return (
         Check("disk", "ok", free_text)
         if free >= LEAST_FREE_BYTES
-        else Check("disk", "look", free_text, "use a larger disk")
+        else Check("disk", "warning", free_text, "use a larger disk")
     )
 
 
@@ -134,7 +134,7 @@ def _files() -> Check:
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < LEAST_FILES:
-        return Check("files", "look", f"at most {soft} open files", f"ulimit -n {LEAST_FILES}: two for each client")
+        return Check("files", "warning", f"at most {soft} open files", f"ulimit -n {LEAST_FILES}: two for each client")
     return Check("files", "ok", f"{soft if soft >= 0 else 'any number of'} open files")
 
 
@@ -144,7 +144,7 @@ def _clock(ahead_s: float | None) -> Check:
     if ahead_s is not None and abs(ahead_s) > MOST_APART_S:
         direction = "ahead of" if ahead_s > 0.0 else "behind"
         advice = "synchronize both with a time server: chrony or NTP"
-        return Check("clock", "look", f"{text}, {abs(ahead_s):,.0f} s {direction} the engine's", advice)
+        return Check("clock", "warning", f"{text}, {abs(ahead_s):,.0f} s {direction} the engine's", advice)
     text += "" if ahead_s is None else f", within {MOST_APART_S:g} s of the engine's"
     if is_set:
         return Check("clock", "ok", f"{text}, set by a time server")
@@ -153,7 +153,7 @@ def _clock(ahead_s: float | None) -> Check:
         unknown = f"synchronization unknown {where}; run timedatectl on the host"
         return Check("clock", "ok", f"{text}; {unknown}")
     return Check(
-        "clock", "look", f"{text}, not synchronized: traces of several hosts may not align", "start chrony or NTP"
+        "clock", "warning", f"{text}, not synchronized: traces of several hosts may not align", "start chrony or NTP"
     )
 
 
@@ -209,14 +209,16 @@ def _engine(client: ControlClient, model: str, *, probe: bool) -> Iterator[Check
     cached = _probed(client, target) if probe else _cached(target)
     yield Check("engine", "ok", ", ".join(replace(target, reports_cached=True, has_reset=True).words()))
     for note in (*target.page_notes(), *target.load_notes()):
-        yield Check("engine", "look", note)
+        yield Check("engine", "warning", note)
     yield cached
     yield _reset(target)
 
 
 def _cached(target: Target) -> Check:
     if target.facts.engine.enable_prefix_caching is False:
-        return Check("cache", "look", "the prefix cache is off: no prefix hits", "start the engine with prefix caching")
+        return Check(
+            "cache", "warning", "the prefix cache is off: no prefix hits", "start the engine with prefix caching"
+        )
     if target.reports_cached:
         return Check("cache", "ok", "cached tokens are reported")
     setting = target.dialect.cached_setting
@@ -224,7 +226,7 @@ def _cached(target: Target) -> Check:
         return _unreported(setting)
     return Check(
         "cache",
-        "look",
+        "warning",
         "unknown whether cached tokens are reported",
         f"test it with kvtape doctor --probe, two requests{f'; it needs {setting}' if setting else ''}",
     )
@@ -232,7 +234,7 @@ def _cached(target: Target) -> Check:
 
 def _unreported(setting: str | None) -> Check:
     advice = f"start the engine with {setting}" if setting else "prefix hits stay unknown"
-    return Check("cache", "look", "cached tokens are not reported", advice)
+    return Check("cache", "warning", "cached tokens are not reported", advice)
 
 
 def _probed(client: ControlClient, target: Target) -> Check:
@@ -241,11 +243,13 @@ def _probed(client: ControlClient, target: Target) -> Check:
     try:
         *_, cached_tokens = [control.probed_cached_tokens(client, target.dialect, probe, "--probe") for _ in range(2)]
     except InputError as error:
-        return Check("cache", "look", str(error), "use a model that accepts token ids at /v1/completions")
+        return Check("cache", "warning", str(error), "use a model that accepts token ids at /v1/completions")
     if cached_tokens is None:
         return _unreported(target.dialect.cached_setting)
     if not cached_tokens:
-        return Check("cache", "look", "the repeated prompt has no prefix hit", "start the engine with prefix caching")
+        return Check(
+            "cache", "warning", "the repeated prompt has no prefix hit", "start the engine with prefix caching"
+        )
     return Check("cache", "ok", f"cached tokens are reported: {cached_tokens} for the repeated prompt")
 
 
@@ -254,4 +258,4 @@ def _reset(target: Target) -> Check:
         return Check("reset", "ok", f"--reset-cache resets the prefix cache{target.dialect.reset_hint}")
     setting = target.dialect.reset_setting
     advice = f"start the engine with {setting}" if setting else "restart the engine between runs"
-    return Check("reset", "look", "no API call resets the prefix cache", advice)
+    return Check("reset", "warning", "no API call resets the prefix cache", advice)

@@ -61,18 +61,18 @@ def _styled(figure: Figure, colours: Mapping[str, str]) -> "go.Figure":
 
 def _coloured(trace: Trace, colours: Mapping[str, str]) -> dict[str, Any]:
     """Apply the colours of page.js to a plotly trace."""
-    properties, look = {name: value for name, value in trace.items() if name != "meta"}, trace["meta"]
-    colour = colours["muted" if look["slot"] < 0 else f"c{look['slot'] % 8}"]
-    if look["part"] == "band":
+    properties, style = {name: value for name, value in trace.items() if name != "meta"}, trace["meta"]
+    colour = colours["muted" if style["slot"] < 0 else f"c{style['slot'] % 8}"]
+    if style["part"] == "band":
         return {
             **properties,
             "fillcolor": colour + FAINT,
             "line": {**properties.get("line", {}), "color": "rgba(0,0,0,0)"},
         }
-    if look["part"] == "line":
-        line = {"color": colour, "width": look["width"], "dash": look["dash"]}
+    if style["part"] == "line":
+        line = {"color": colour, "width": style["width"], "dash": style["dash"]}
         return {**properties, "line": {**properties.get("line", {}), **line}}
-    marker = {"color": colour, "opacity": 1, "symbol": "circle", **look}
+    marker = {"color": colour, "opacity": 1, "symbol": "circle", **style}
     names = ("color", "opacity") if trace["type"] == "bar" else ("color", "size", "opacity", "symbol")
     errors = {"error_y": {**properties["error_y"], "color": colour}} if "error_y" in properties else {}
     return {**properties, "marker": {name: marker[name] for name in names}, **errors}

@@ -23,7 +23,7 @@ def check_health(run: Run, client: Client, hits: Hits) -> list[HealthCheck]:
 
 def _counted(name: str, bad: int, of: int, what: str, where: str) -> HealthCheck:
     """Return a check on the share of faulty requests."""
-    verdict: Verdict = "ok" if not bad else "bad" if bad > BAD_SHARE * of else "look"
+    verdict: Verdict = "ok" if not bad else "bad" if bad > BAD_SHARE * of else "warning"
     return HealthCheck(name=name, verdict=verdict, figure=f"{bad:,} of {of:,} {what}", where=where if bad else "")
 
 
@@ -49,7 +49,7 @@ def _hit_accounting(hits: Hits) -> HealthCheck:
     if simulated is None or not simulated.requests:
         return _unknown(name, f"reported {share(reported.rate)}, no hashes to compare with")
     lost = (simulated.rate or 0.0) - (reported.rate or 0.0)
-    verdict: Verdict = "ok" if lost <= HITS_LOST * (simulated.rate or 0.0) else "look"
+    verdict: Verdict = "ok" if lost <= HITS_LOST * (simulated.rate or 0.0) else "warning"
     reached = f" ({share_of(reported.rate or 0.0, simulated.rate or 0.0)} of it)" if lost >= 0 else ""
     figure = f"reported {share(reported.rate)} of prompt tokens, unlimited cache {share(simulated.rate)}{reached}"
     where = "cache size (sim curve), evictions (sim misses)"

@@ -11,7 +11,7 @@ SCHEMA = "kvtape-metrics/1"
 STATISTICS = ("mean", "min", "p50", "p90", "p95", "p99", "max")
 WINDOWS = ("overall", "last_30s", "steady", "steady_per_gpu")
 
-Verdict = Literal["ok", "look", "bad", "unknown"]
+Verdict = Literal["ok", "warning", "bad", "unknown"]
 
 
 class Statistics(msgspec.Struct, frozen=True):
@@ -226,7 +226,7 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     verdict: Verdict
-    """look: some requests, or a doubt; bad: the numbers of the run are unreliable; unknown: no data."""
+    """warning: some requests, or a doubt; bad: the numbers of the run are unreliable; unknown: no data."""
     figure: str
     where: str
     """Empty: ok."""

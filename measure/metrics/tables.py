@@ -259,13 +259,13 @@ def _blocks_text(size: CacheSize, blocks: int, tokens: int) -> str:
 
 def health_lines(checks: Sequence[HealthCheck]) -> list[str]:
     """Return the failed health checks as lines, and the number of passed checks."""
-    marked = [check for check in checks if check.verdict in ("bad", "look")]
+    marked = [check for check in checks if check.verdict in ("bad", "warning")]
     passed, unknown = (sum(check.verdict == verdict for check in checks) for verdict in ("ok", "unknown"))
     rows = [
         [check.verdict, check.name, f"{check.figure}; see {check.where}" if check.where else check.figure]
         for check in sorted(marked, key=lambda check: check.verdict)
     ]
-    lines = [f"health: {passed} checks ok, {len(marked)} to look at, {unknown} without data in the trace"]
+    lines = [f"health: {passed} checks ok, {len(marked)} warnings, {unknown} without data in the trace"]
     return lines + [f"  {row}" for row in table_lines((), rows, "<<<")] if rows else lines
 
 

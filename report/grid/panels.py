@@ -96,9 +96,9 @@ def _dots(grid: Grid, selected: Sequence[Point], symbol: str, slot: int, name: s
     x, y = ([_middle(point, measure) for point in plotted] for measure in (grid.throughput, grid.latency))
     names = [plain(point.name or "today") for point in plotted]
     hover = "%{customdata}: %{y:,.1f} ms at %{x:,.1f} tok/s<extra></extra>"
-    look = {"size": 9 if symbol == "circle" else 15, "symbol": symbol}
+    style = {"size": 9 if symbol == "circle" else 15, "symbol": symbol}
     error_y = _bars([point.measures[grid.latency].value for point in plotted])
-    return [points(x, y, slot, look, name=name, customdata=names, hovertemplate=hover, error_y=error_y)]
+    return [points(x, y, slot, style, name=name, customdata=names, hovertemplate=hover, error_y=error_y)]
 
 
 def _middle(point: Point, name: str) -> float | None:
@@ -151,9 +151,9 @@ def _slice(measure: str, name: str, lines: Mapping[str, Sequence[Point]], limit:
     log = numeric and 0 < _LOG_FROM * min(numbers) < max(numbers)
     values = [value for series in lines.values() for point in series if (value := point.middle(measure))]
     steep = measure != "hit_rate" and max(values, default=0.0) > STEEP * min(values, default=1.0)
-    look = {"type": "log"} if steep else {"tickformat": ".0%"} if measure == "hit_rate" else {"rangemode": "tozero"}
+    style = {"type": "log"} if steep else {"tickformat": ".0%"} if measure == "hit_rate" else {"rangemode": "tozero"}
     scale = "log" if log else "linear" if numeric else "category"
-    return figure(data, axis(name, type=scale), axis(title_of(measure), **look))
+    return figure(data, axis(name, type=scale), axis(title_of(measure), **style))
 
 
 def _coordinate(value: Setting, *, numeric: bool) -> Any:
@@ -170,6 +170,6 @@ def _slice_line(
     texts = [f"{plain(label)} {value_text(point, measure)}" for point in series]
     hover = "%{x}: %{customdata}<extra></extra>"
     symbols = ["x" if point.meets is False else "circle" for point in series]
-    look = {"size": 8, "symbol": symbols}
+    style = {"size": 8, "symbol": symbols}
     bars = _bars([point.measures[measure].value for point in series])
-    yield points(x, y, slot, look, showlegend=False, customdata=texts, error_y=bars, hovertemplate=hover)
+    yield points(x, y, slot, style, showlegend=False, customdata=texts, error_y=bars, hovertemplate=hover)

@@ -36,8 +36,8 @@ def line(x: list[Any], y: list[Any], slot: int, *, width: float = 2.2, dash: str
     return {"type": "scatter", "mode": "lines", "x": x, "y": y, "meta": meta, **more}
 
 
-def points(x: list[Any], y: list[Any], slot: int, look: Mapping[str, Any], **more: Any) -> Trace:
-    meta = {"slot": slot, "part": "points", **look}
+def points(x: list[Any], y: list[Any], slot: int, style: Mapping[str, Any], **more: Any) -> Trace:
+    meta = {"slot": slot, "part": "points", **style}
     return {"type": "scatter", "mode": "markers", "x": x, "y": y, "meta": meta, **more}
 
 
@@ -142,8 +142,8 @@ def survival_figure(curves: Sequence[Survival], x_title: str, y_title: str) -> F
             bands += band(x, low, high, curve.slot, line={"shape": "hv", "width": 0}, **named)
         count = "" if curve.n is None else f" (n = {curve.n:,})"
         hover = f"{plain(curve.name)}: %{{y:.1%}} beyond %{{x:,.1f}} ms{count}<extra></extra>"
-        look = named | {"name": curve.name, "line": {"shape": "hv"}, "hovertemplate": hover}
-        lines.append(line(x, y, curve.slot, width=curve.width, dash=curve.dash, **look))
+        style = named | {"name": curve.name, "line": {"shape": "hv"}, "hovertemplate": hover}
+        lines.append(line(x, y, curve.slot, width=curve.width, dash=curve.dash, **style))
     y_axis = axis(y_title, tickformat=".3~%", range=[0, 1.02])
     return figure([*bands, *lines], axis(x_title, type="log"), y_axis)
 

@@ -106,13 +106,13 @@ class Check:
 
     kind: str
     state: str
-    """``passed``, ``met`` and ``ok`` are good; FAILED, MISSED, ``bad`` and ``look`` are not; better: too uncertain."""
+    """``passed``, ``met``, ``ok``: good; FAILED, MISSED, ``bad``, ``warning``: bad; else: too uncertain."""
     text: str
 
     @property
     def mood(self) -> str:
         state = self.state.lower()
-        bad = state in ("failed", "missed", "bad", "look")
+        bad = state in ("failed", "missed", "bad", "warning")
         return "passed" if state in ("passed", "met", "ok") else "failed" if bad else "uncertain"
 
 
@@ -158,9 +158,7 @@ class Page:
 
 def page_lines(page: Page) -> Iterator[str]:
     """Yield all sentences, tables and checks of a page for a terminal."""
-    yield from page.headlines
-    yield from page.leads
-    yield from (f"note: {note}" for note in page.notes)
+    yield from wrap_lines([*page.headlines, *page.leads, *(f"note: {note}" for note in page.notes)])
     for panel in page.panels:
         for table in panel.tables:
             if table.lines and not table.folded:

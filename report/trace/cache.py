@@ -66,8 +66,8 @@ def size_figure(curve: HitCurve, size: CacheSize, reported: HitCount | None) -> 
     if size.knee_tokens is not None and size.knee_blocks is not None:
         knee = curve.rate_at(size.knee_blocks)
         name = f"knee: {cache_size(size.knee_tokens, size.kv_bytes_per_token)}"
-        look = {"size": 11, "symbol": "diamond"}
-        data.append(points([size.knee_tokens], [five_digits(knee)], 2, look, name=name, hovertemplate=hover))
+        style = {"size": 11, "symbol": "diamond"}
+        data.append(points([size.knee_tokens], [five_digits(knee)], 2, style, name=name, hovertemplate=hover))
     if size.engine_tokens is not None:
         name = f"engine: {cache_size(size.engine_tokens, size.kv_bytes_per_token)}"
         data.append(line([size.engine_tokens] * 2, [0.0, top], 0, width=1.6, dash=DASHED, name=name, hoverinfo="name"))
@@ -79,11 +79,11 @@ def size_figure(curve: HitCurve, size: CacheSize, reported: HitCount | None) -> 
 
 def _reported(rate: float, engine_tokens: int | None, first: int, last: int) -> Trace:
     """Draw the engine's reported prefix hit rate: a point at its size, a line if the size is unknown."""
-    name, look = f"reported: {share(rate)}", {"size": 10, "symbol": "star"}
+    name, style = f"reported: {share(rate)}", {"size": 10, "symbol": "star"}
     if engine_tokens is None:
         return line([first, last], [five_digits(rate)] * 2, 3, width=1.6, dash="2px,3px", name=name, hoverinfo="name")
     hover = "reported: %{y:.1%}<extra></extra>"
-    return points([engine_tokens], [five_digits(rate)], 3, look, name=name, hovertemplate=hover)
+    return points([engine_tokens], [five_digits(rate)], 3, style, name=name, hovertemplate=hover)
 
 
 def _numbers(curve: HitCurve, size: CacheSize) -> Table:

@@ -38,8 +38,8 @@ def load_panels(measured: Measured) -> list[Panel]:
     panels = [flight]
     if any(coarse.completion_tps):
         data = [_steps(coarse, coarse.completion_tps, 3, "output")]
-        look = "Tokens count at the end of their request. A level line is the limit of the engine or of the load."
-        panels.append(_panel("output-rate", "Output tokens/s", coarse, data, look, half=True))
+        note = "Tokens count at the end of their request. A level line is the limit of the engine or of the load."
+        panels.append(_panel("output-rate", "Output tokens/s", coarse, data, note, half=True))
     if any(coarse.prompt_tps):
         panels.append(_prompt_panel(coarse, cached=bool(measured.metrics.requests.hit_reported)))
     return panels
@@ -58,14 +58,14 @@ def _coarse(timeline: Timeline, requests: int) -> Timeline:
 
 def _prompt_panel(timeline: Timeline, *, cached: bool) -> Panel:
     data: list[Trace] = []
-    look = "The engine reported no cached tokens: no prefix hits are drawn."
+    note = "The engine reported no cached tokens: no prefix hits are drawn."
     if cached:
         data += _area(timeline, [0.0] * len(timeline.cached_tps), timeline.cached_tps, 1)
         data += _area(timeline, timeline.cached_tps, timeline.prompt_tps, 2)
         data.append(_steps(timeline, timeline.cached_tps, 1, "prefix hits"))
-        look = "Between the lines: prefill tokens. The gap widens when cached blocks are evicted."
+        note = "Between the lines: prefill tokens. The gap widens when cached blocks are evicted."
     data.append(_steps(timeline, timeline.prompt_tps, 2, "all prompt tokens"))
-    return _panel("prompt-rate", "Prompt tokens/s", timeline, data, look)
+    return _panel("prompt-rate", "Prompt tokens/s", timeline, data, note)
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
@@ -90,10 +90,10 @@ def _area(timeline: Timeline, low: Sequence[float], high: Sequence[float], slot:
     return band(_times(timeline), [*low, low[-1]], [*high, high[-1]], slot, line={"shape": "hv", "width": 0})
 
 
-def _panel(id_: str, title: str, timeline: Timeline, data: list[Trace], look: str, *, half: bool = False) -> Panel:
+def _panel(id_: str, title: str, timeline: Timeline, data: list[Trace], note: str, *, half: bool = False) -> Panel:
     x_axis = axis(f"time since the first arrival ({_unit(timeline)[1]})", rangemode="tozero")
     y_axis = axis("requests in flight" if id_ == "in-flight" else "tok/s", rangemode="tozero")
-    caption = f"Steps are means over {duration(timeline.interval_s * 1e3)}. {look}"
+    caption = f"Steps are means over {duration(timeline.interval_s * 1e3)}. {note}"
     return Panel(title=title, id=id_, figure=figure(data, x_axis, y_axis), caption=caption, half=half)
 
 

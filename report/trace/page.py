@@ -28,7 +28,7 @@ def trace_page(measured: Measured) -> Page:
     checks += [
         Check("health", row.verdict, f"{row.name}: {row.figure}" + (f"; see {row.where}" if row.where else ""))
         for row in metrics.health
-        if row.verdict in ("bad", "look")
+        if row.verdict in ("bad", "warning")
     ]
     return Page(
         tool="report show",

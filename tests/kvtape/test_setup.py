@@ -109,9 +109,9 @@ def target(dialect: Dialect, **reported: bool) -> Target:
     ("told", "apart_s", "found"),
     [
         ((0, False, False), None, ("ok", "ns, set by a time server")),
-        ((5, False, False), None, ("look", "ns, not synchronized: traces of several hosts may not align")),
+        ((5, False, False), None, ("warning", "ns, not synchronized: traces of several hosts may not align")),
         ((5, False, True), None, ("ok", "ns; synchronization unknown in a container; run timedatectl on the host")),
-        ((0, False, False), -90.0, ("look", "ns, 90 s behind the engine's")),
+        ((0, False, False), -90.0, ("warning", "ns, 90 s behind the engine's")),
     ],
 )
 def test_doctor_checks_the_clock(
@@ -140,10 +140,10 @@ def test_doctor_checks_the_clock(
         (
             "cache",
             target(VLLM),
-            ["look", "test it with kvtape doctor --probe, two requests; it needs --enable-prompt-tokens-details"],
+            ["warning", "test it with kvtape doctor --probe, two requests; it needs --enable-prompt-tokens-details"],
         ),
         ("reset", target(LLAMA_CPP, has_reset=True), ["ok", ""]),
-        ("reset", target(VLLM, has_reset=False), ["look", "start the engine with VLLM_SERVER_DEV_MODE=1"]),
+        ("reset", target(VLLM, has_reset=False), ["warning", "start the engine with VLLM_SERVER_DEV_MODE=1"]),
     ],
 )
 def test_doctor_checks_cached_tokens_and_cache_reset(

@@ -1,4 +1,4 @@
-"""Random loads on a small pool, and what a tap with an exact clock would have recorded of them."""
+"""Random loads on a small pool, and their captures by a tap with an exact clock."""
 
 import random
 from itertools import accumulate, pairwise
@@ -21,7 +21,7 @@ META = Meta(source="tap", model="tiny", block_size=BLOCK_SIZE)
 
 
 class RandomLoad:
-    """Prompts on shared prefixes and on earlier answers, at times of their own."""
+    """Prompts on shared prefixes and on earlier outputs, at random times."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -73,7 +73,7 @@ def random_engine(seed: int, *, async_scheduling: bool = False) -> EngineConfig:
 
 
 def captured(records: list[Record], engine: EngineConfig, frontend_ms: float = 0.0) -> list[Record]:
-    """What became of ``records`` on ``engine``: its own trace, cached tokens and preemptions included."""
+    """The trace of ``records`` on ``engine``, with cached tokens and preemptions."""
     costs = {name: parameter.value for name, parameter in default_model().parameters.items()}
     costs |= {"frontend_base_ms": frontend_ms, "frontend_ms_per_prompt_token": 0.0}
     model = make_model(costs, engine)

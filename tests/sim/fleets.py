@@ -22,7 +22,7 @@ COSTS = {"t0_ms": 4.0, "per_prefill_token_ms": 0.1, "per_decode_ms": 1.0, "front
 def make_request(
     number: int, *, arrival_ms: float = 0.0, prompt: int, output: int, parent: int | None = None
 ) -> Record:
-    """Return a request whose blocks no other has; with a parent it comes 5 ms after that one's end."""
+    """Return a request with unique blocks; with a parent it arrives 5 ms after the parent's end."""
     return Record(
         request_id=RequestId(f"r{number}"),
         arrival_ms=arrival_ms,
@@ -41,7 +41,7 @@ def routed(
     events: Timeline | None = None,
 ) -> FleetLoad:
     """Run requests through a fleet of equal engines."""
-    names = [str(place) for place in range(engines)]
+    names = [str(engine) for engine in range(engines)]
     model = make_model(COSTS, CONFIG)
     load = FleetLoad(arrivals, [FleetEngine(name, CONFIG, model) for name in names], None)
     load.dispatch = Dispatch(load.fleet, routed_requests(arrivals, 4), Router(names, policy), timeline=events)

@@ -1,4 +1,4 @@
-"""A load's plan carried out by a simulated engine in virtual time: what a tap between the two would have captured.
+"""A load's plan carried out by a simulated engine in virtual time, and the capture of a tap between the two.
 
 Two minutes of ``loadgen --pattern calibration`` take a second or two.
 """
@@ -29,10 +29,10 @@ KEY = HashKey(bytes(32))
 
 
 class PlannedEngine(Engine):
-    """An engine whose requests come of a plan: what is sent next may depend on how the last one was answered.
+    """An engine whose requests follow a plan: the next request may depend on the last response.
 
-    ``spread``: each step takes so much more or less than the model says, by a log-normal factor of its own.
-    ``delay_ms``: and each answer is seen so much later at most, evenly.
+    ``spread``: each step time varies from the model by an independent log-normal factor.
+    ``delay_ms``: each response is recorded late by a uniform delay up to this maximum.
     """
 
     def __init__(self, load: LoadJob, model: Model, *, spread: float, delay_ms: float, seed: int) -> None:
@@ -43,15 +43,15 @@ class PlannedEngine(Engine):
         self._outputs: list[list[int]] = []
         self._roots = iter(load.open(UNSHARDED).plan())
         for send in islice(self._roots, load.config.parallel if not load.config.open_loop else None):
-            self._take(send, 0.0)
+            self._schedule(send, 0.0)
 
-    def _take(self, send: Send, now_ms: float) -> None:
-        """A request on its way: it arrives when it is due."""
+    def _schedule(self, send: Send, now_ms: float) -> None:
+        """Schedule the arrival of a request at its due time."""
         request = send.build()
         prompt: list[int] = msgspec.json.decode(request.body)["prompt"]
         output = [self._random.randrange(1000, 90_000) for _ in range(request.max_tokens)]
         hashes = self._hasher.hash_blocks([*prompt, *output[:-1]])
-        whole = len(prompt) // self._hasher.block_size
+        prompt_blocks = len(prompt) // self._hasher.block_size
         record = Record(
             request_id=request.request_id,
             session_id=request.session_id,
@@ -60,18 +60,18 @@ class PlannedEngine(Engine):
             stream=True,
             max_tokens=request.max_tokens,
             prompt_tokens=len(prompt),
-            block_hashes=hashes[:whole],
-            output_block_hashes=hashes[whole:],
+            block_hashes=hashes[:prompt_blocks],
+            output_block_hashes=hashes[prompt_blocks:],
         )
         due_ms = now_ms + (send.due_ms or 0.0)
-        arrival = Arrival(record, "runs", len(prompt), len(output), [int(one) for one in hashes], due_ms)
+        arrival = Arrival(record, "runs", len(prompt), len(output), [int(block_hash) for block_hash in hashes], due_ms)
         heapq.heappush(self._arrivals, (due_ms, len(self._runs)))
         self._runs.append(RequestRun(arrival, due_ms))
         self._sends.append(send)
         self._outputs.append(output)
 
-    def _work_ms(self, place: int) -> float:
-        return reception_ms(self._costs, self._runs[place].arrival.prompt_tokens)
+    def _work_ms(self, position: int) -> float:
+        return reception_ms(self._costs, self._runs[position].arrival.prompt_tokens)
 
     def _advance(self, row: list[float]) -> None:
         start_ms = self.now_ms
@@ -81,20 +81,20 @@ class PlannedEngine(Engine):
             self.now_ms = self.timeline.ends_ms[-1] = start_ms + duration_ms
             self.timeline.delivered_ms[-1] = max([self.now_ms, *self.timeline.delivered_ms[-2:-1]])
 
-    def _end(self, place: int, outcome: str) -> None:
-        super()._end(place, outcome)
-        request_run, send = self._runs[place], self._sends[place]
+    def _end(self, position: int, outcome: str) -> None:
+        super()._end(position, outcome)
+        request_run, send = self._runs[position], self._sends[position]
         if request_run.ttft_ms is not None and request_run.e2e_ms is not None:
             late_ms = self._random.uniform(0.0, self._delay_ms)
             request_run.ttft_ms, request_run.e2e_ms = request_run.ttft_ms + late_ms, request_run.e2e_ms + late_ms
         end_ms = request_run.arrival_ms + (request_run.e2e_ms or 0.0)
-        answer = Response(request_run.arrival.record, end_ms, self._outputs[place], None, "")
-        following = send.then(answer)
+        response = Response(request_run.arrival.record, end_ms, self._outputs[position], None, "")
+        following = send.then(response)
         if not following and send.due_ms is None:  # its slot is free
             following = list(islice(self._roots, 1))
         for each in following:
-            self._take(each, end_ms)
-        send.describe(answer)
+            self._schedule(each, end_ms)
+        send.describe(response)
 
 
 def capture(config: LoadConfig, model: Model, *, spread: float = 0.0, delay_ms: float = 0.0) -> list[Record]:
@@ -105,7 +105,7 @@ def capture(config: LoadConfig, model: Model, *, spread: float = 0.0, delay_ms: 
 
 
 def write(path: Path, records: list[Record], model: Model) -> Path:
-    """The capture as a file, with what an engine of this model tells of itself."""
+    """The capture as a file, with the engine metadata of this model."""
     meta = Meta(source="tap", block_size=model.engine.block_size, engine=engine_of(model))
     with TraceWriter(path, meta) as writer:
         for record in records:

@@ -67,20 +67,20 @@ def calibration(seed: int, prompts: int = 40, mixed: int = 80) -> list[Record]:
 
 
 def engine_of(model: Model, **changes: object) -> EngineInfo:
-    """What an engine of this model tells of itself."""
+    """Engine metadata of a capture of this model."""
     config = model.engine
-    told = {
+    settings = {
         "block_size": config.block_size,
         "num_gpu_blocks": config.num_gpu_blocks,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "async_scheduling": config.async_scheduling,
     }
-    return EngineInfo(**(told | changes))  # type: ignore[arg-type]
+    return EngineInfo(**(settings | changes))  # type: ignore[arg-type]
 
 
 class UnevenEngine(Engine):
-    """An engine whose steps are now longer, now shorter than the model says: by a log-normal factor each."""
+    """An engine whose step times vary from the model by a log-normal factor each."""
 
     def __init__(self, *arguments: Any, spread: float, seed: int, **options: Any) -> None:
         super().__init__(*arguments, fast_forward=False, **options)

@@ -163,13 +163,13 @@ def digest_of(words: list[str]) -> str:
 
 
 def canonical(text: str) -> str:
-    """Return JSON without what changes with kvtape; linear algebra differs by machine in its last digits."""
+    """Return JSON without version-dependent fields; linear algebra differs by machine in the last digits."""
 
     def kept(value: Any) -> Any:
         if isinstance(value, dict):
-            return {name: kept(one) for name, one in value.items() if name not in UNSTABLE}
+            return {name: kept(item) for name, item in value.items() if name not in UNSTABLE}
         if isinstance(value, list):
-            return [kept(one) for one in value]
+            return [kept(item) for item in value]
         return float(f"{value:.9e}") if isinstance(value, float) else value
 
     return json.dumps(kept(json.loads(text)), sort_keys=True)
@@ -192,7 +192,7 @@ if __name__ == "__main__":
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
         make_inputs(Path(scratch))
-        found = {name: digest_of(words) for name, words in read_cases().items()}
-    print(*(name for name in found if golden.get(name) != found[name]), sep="\n")
+        digests = {name: digest_of(words) for name, words in read_cases().items()}
+    print(*(name for name in digests if golden.get(name) != digests[name]), sep="\n")
     if sys.argv[1:] == ["--write"]:
-        GOLDEN.write_text(json.dumps(golden | found, indent=1) + "\n")
+        GOLDEN.write_text(json.dumps(golden | digests, indent=1) + "\n")

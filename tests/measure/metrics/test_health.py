@@ -44,7 +44,7 @@ def test_a_healthy_run() -> None:
     result = checked(healthy())
     assert {name: one.verdict for name, one in result.items()} == dict.fromkeys(result, "ok")
     assert result["hit accounting"].figure == ("reported 65.6 % of prompt tokens, unlimited cache 65.6 % (100 % of it)")
-    assert health_lines(list(result.values())) == ["health: 7 checks ok, 0 to look at, 0 without data in the trace"]
+    assert health_lines(list(result.values())) == ["health: 7 checks ok, 0 warnings, 0 without data in the trace"]
 
 
 def change(records: list[Record], rows: Sequence[int], **fields: Any) -> list[Record]:
@@ -57,12 +57,12 @@ def change(records: list[Record], rows: Sequence[int], **fields: Any) -> list[Re
 ABORTED = {"status": "timeout"}
 LATE = {"scheduled_ms": 6990.0}
 FAULTS: list[tuple[str, Sequence[int], dict[str, Any], str, str]] = [
-    ("success", [3], ABORTED, "look", "1 of 60 did not end well"),
+    ("success", [3], ABORTED, "warning", "1 of 60 did not end well"),
     ("success", range(4), ABORTED, "bad", "4 of 60 did not end well"),
-    ("lag", [7], LATE, "look", "1 of 60 late by more than 5.0 ms; lag p99 10 ms"),
+    ("lag", [7], LATE, "warning", "1 of 60 late by more than 5.0 ms; lag p99 10 ms"),
     ("lag", [7], LATE | {"held": True}, "ok", "0 of 59 late by more than 5.0 ms; lag p99 0 µs"),
     (
-        *("hit accounting", range(60), {"cached_tokens": 0}, "look"),
+        *("hit accounting", range(60), {"cached_tokens": 0}, "warning"),
         "reported 0 % of prompt tokens, unlimited cache 65.6 % (0 % of it)",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Blocks by hand as accesses take them."""
+"""Blocks by hand in the format of accesses."""
 
 import numpy as np
 

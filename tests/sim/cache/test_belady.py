@@ -25,24 +25,24 @@ from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 @dataclass(frozen=True)
 class Wanted:
-    """A request: keys of all its full blocks, those that may hit, and the blocks that it needs at its end."""
+    """A request: keys of the full blocks, limit of hits, and blocks needed at the end."""
 
     keys: Sequence[object]
     most_hits: int
     num_blocks: int
     known: int = 0
-    """Leading keys that others may have too."""
+    """Leading keys that other requests may share."""
 
 
 @dataclass
 class SlowPool:
-    """Belady's pool said plainly: lists that are searched whole. ``future``: all requests."""
+    """Belady's pool with linear searches over lists. ``future``: all requests."""
 
     usable: int
     future: Sequence[Wanted]
     cached: set[object] = field(default_factory=set)
     line: list[object] = field(default_factory=list)
-    """Idle keys, those released first first."""
+    """Idle keys in order of release."""
     evicted: int = 0
     served: int = 0
 
@@ -66,9 +66,9 @@ class SlowPool:
     def _worth(self, key: object) -> int:
         """0: the next request that has the key does not look it up, and caches it anyway; or none has it."""
         for number in range(self.served, len(self.future)):
-            one = self.future[number]
-            if key in one.keys[: one.known]:
-                return len(self.future) - number if key in one.keys[: min(one.most_hits, one.known)] else 0
+            prompt = self.future[number]
+            if key in prompt.keys[: prompt.known]:
+                return len(self.future) - number if key in prompt.keys[: min(prompt.most_hits, prompt.known)] else 0
         return 0
 
 
@@ -80,7 +80,7 @@ def wanted(records: Sequence[Record], usable: int) -> list[Wanted]:
         tokens = (record.prompt_tokens or 0) + max((record.output_tokens or 0) - 1, 0)
         most = min(((record.prompt_tokens or 1) - 1) // BLOCK, known)
         result.append(Wanted(keys, most, -(-tokens // BLOCK), known))
-    return [one for one in result if one.num_blocks <= usable]
+    return [prompt for prompt in result if prompt.num_blocks <= usable]
 
 
 def belady_hits(records: Sequence[Record], usable: int) -> tuple[list[int], int]:
@@ -93,27 +93,27 @@ def belady_hits(records: Sequence[Record], usable: int) -> tuple[list[int], int]
 @settings(max_examples=100, deadline=None)
 @given(traffic(), st.integers(2, 60))
 def test_belady_equals_the_slow_pool(records: list[Record], usable: int) -> None:
-    asked = wanted(records, usable)
-    slow = SlowPool(usable, asked)
-    hits = [slow.serve(one) for one in asked]
+    prompts = wanted(records, usable)
+    slow = SlowPool(usable, prompts)
+    hits = [slow.serve(prompt) for prompt in prompts]
     assert belady_hits(records, usable) == (hits, slow.evicted)
 
 
-def best_hits(asked: Sequence[Wanted], usable: int) -> int:
-    """Most hits of any pool that evicts only to make room, over every choice of what to keep."""
+def best_hits(rows: Sequence[Wanted], usable: int) -> int:
+    """Most hits of any pool that evicts only for allocations, over every choice of kept keys."""
 
     @cache
     def best(number: int, retained: frozenset[object]) -> int:
-        if number == len(asked):
+        if number == len(rows):
             return 0
-        one, later = asked[number], {key for two in asked[number + 1 :] for key in two.keys[: two.most_hits]}
+        row, later = rows[number], {key for other in rows[number + 1 :] for key in other.keys[: other.most_hits]}
         hits = next(
-            (depth for depth, key in enumerate(one.keys[: one.most_hits]) if key not in retained), one.most_hits
+            (depth for depth, key in enumerate(row.keys[: row.most_hits]) if key not in retained), row.most_hits
         )
-        remaining = (retained - frozenset(one.keys)) & later
-        kept_at_most = min(usable - one.num_blocks, len(remaining))
+        remaining = (retained - frozenset(row.keys)) & later
+        kept_at_most = min(usable - row.num_blocks, len(remaining))
         choices = itertools.combinations(sorted(remaining, key=str), kept_at_most)
-        return hits + max(best(number + 1, frozenset(choice) | frozenset(one.keys)) for choice in choices)
+        return hits + max(best(number + 1, frozenset(choice) | frozenset(row.keys)) for choice in choices)
 
     return best(0, frozenset())
 
@@ -125,7 +125,7 @@ def test_no_eviction_has_more_hits_than_belady(records: list[Record], usable: in
     assert sum(belady_hits(few, usable)[0]) == best_hits(wanted(few, usable), usable)
 
 
-def test_block_recomputed_before_its_lookup_is_evicted_first() -> None:
+def test_block_recomputed_before_lookup_is_evicted_first() -> None:
     """The third prompt, one full block, cannot hit it but caches it anew: the block behind it is worth more."""
     chains = [[2, 3], [5, 6], [2], [2, 3, 7]]
     records = [
@@ -140,21 +140,21 @@ def test_block_recomputed_before_its_lookup_is_evicted_first() -> None:
 
 @pytest.mark.parametrize(("size", "hits"), [(20, 1322), (50, 1744), (100, 2054), (200, 2314), (400, 2514)])
 def test_single_objects_equal_libcachesim(size: int, hits: int) -> None:
-    """libcachesim 0.3.5 on a loop over 700 objects between skewed draws of 300 others."""
+    """libcachesim 0.3.5 on a loop over 700 objects between skewed draws of 300 further objects."""
     state, keys = 7, []
     for number in range(4000):
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
         draw = (state >> 33) / 2**31
         keys.append(number % 700 + 10_000 if number % 3 == 0 else int(300 * draw**3))
-    zero, one = np.zeros(len(keys), np.int64), np.ones(len(keys), np.int64)
+    zeros, counts = np.zeros(len(keys), np.int64), np.ones(len(keys), np.int64)
     prompts = Prompts(
         block_size=4,
-        prompt_tokens=5 * one,
-        computed_tokens=4 * one,
-        unread=zero,
-        turn=zero,
+        prompt_tokens=5 * counts,
+        computed_tokens=4 * counts,
+        unread=zeros,
+        turn=zeros,
         arrival_ms=np.zeros(len(keys)),
-        hashed_blocks=one,
+        hashed_blocks=counts,
         keys=np.array(keys, np.uint64),
     )
     assert BeladyPool(prompts, size).run().sum() == hits

@@ -24,8 +24,8 @@ Prompt = tuple[list[int], int]
 """A prompt's blocks, root to leaf, and how many of them may be hit."""
 
 
-class OneSizeLru:
-    """The curve's policy at one size, as plainly as it can be said."""
+class ListLru:
+    """The curve's policy at a single size, in its simplest form."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -78,7 +78,7 @@ def test_every_size_is_an_lru_of_that_size(prompts: list[Prompt], piece: int) ->
         patch.setattr("measure.cache.accesses.MOST_BLOCKS", piece)
         curve = hit_curve(result)
     for size in range(1, result.distinct + 2):
-        cache = OneSizeLru(size)
+        cache = ListLru(size)
         assert curve.hits_at(size) == sum(cache.hits(prompt) for prompt in prompts), f"size {size}"
     # The arrays end where the last hit is gained.
     assert curve.hits_at(len(curve.sizes) - 1) < curve.max_hit_blocks or not len(curve.sizes)
@@ -107,7 +107,7 @@ def test_six_requests_by_hand() -> None:
     assert [curve.hits_at(size) for size in (0, 3, 99)] == [0, 7, 9]
 
 
-def test_the_command_prints_the_complete_curve_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_the_complete_curve(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["curve", str(SIX), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["kind"], result["trace"], len(result["curves"])) == ("curve", str(SIX), 1)
@@ -135,10 +135,10 @@ def test_the_readme_shows_the_real_output(capsys: pytest.CaptureFixture[str]) ->
 def test_mooncake_conversation(mooncake: Path) -> None:
     result = read_accesses(mooncake)
     curve = hit_curve(result)
-    assert curve.max_hit_blocks == 105_592  # what an endless cache hits: the last size is enough
+    assert curve.max_hit_blocks == 105_592  # hits of an unlimited cache: the last size is sufficient
     assert f"{curve.rate_at(len(curve.sizes)):.2%}" == "37.34%"
     assert curve.size_for_share(0.9) == 29_599
-    check_one_size(result, curve, 10_000)
+    check_size(result, curve, 10_000)
 
 
 @settings(max_examples=50, deadline=None)
@@ -157,13 +157,13 @@ def test_unhashed_blocks_are_never_reused(prompts: list[Prompt], hashed: list[in
     assert result.distinct == expected.distinct
     for name in ("hit_blocks", "bound_blocks", "lookup_blocks"):
         assert np.array_equal(getattr(hit_curve(result), name), getattr(hit_curve(expected), name))
-    mine, theirs = (measure_reuse(replace(one, arrival_ms=one.order.astype(np.float64))) for one in (result, expected))
+    reuse, plain = (measure_reuse(replace(log, arrival_ms=log.order.astype(np.float64))) for log in (result, expected))
     for name in ("accesses", "first_accesses", "time_ms", "distance_blocks"):
-        assert getattr(mine, name) == getattr(theirs, name)
+        assert getattr(reuse, name) == getattr(plain, name)
 
 
-def check_one_size(result: Accesses, curve: HitCurve, size: int) -> None:
-    """The same policy at one size, with a dict for the order so that a real trace takes a second."""
+def check_size(result: Accesses, curve: HitCurve, size: int) -> None:
+    """The same policy at a single size, with a dict for the order so that a real trace runs in a second."""
     order: dict[int, None] = {}
     hits = 0
     for start, end, limit in zip(result.starts, result.starts[1:], result.limits, strict=False):
@@ -192,7 +192,7 @@ def test_sizes_in_gib(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
             main(["curve", str(SIX), *flags])
 
 
-def test_a_prompt_with_log_probabilities_has_no_hit_and_is_cached(tmp_path: Path) -> None:
+def test_prompt_with_log_probabilities_is_cached_without_hits(tmp_path: Path) -> None:
     trace = tmp_path / "scored.jsonl"
     with TraceWriter(trace, Meta(block_size=4)) as writer:
         for number, scored in enumerate((None, True, None)):

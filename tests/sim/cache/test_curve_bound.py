@@ -70,7 +70,7 @@ def test_sequential_vllm_pool_never_exceeds_the_curve(
     curve = curve_of(tmp_path_factory.mktemp("pool"), records, block_size)
     unlimited = compiled_hits(records, Chains(META, block_size), None)
     assert unlimited.hit_blocks == curve.max_hit_blocks
-    # A request larger than the pool is refused and touches nothing, which no one order of recency can say.
+    # A request larger than the pool is refused and touches no block, which a single recency order cannot express.
     largest = max(-(-tokens_computed(record) // block_size) for record in records)
     for usable in (largest, largest + 1, largest + 3, 2 * largest, 4 * largest):
         result = compiled_hits(records, Chains(META, block_size), usable)
@@ -117,7 +117,7 @@ def test_fcfs_engine_never_exceeds_the_maximum(
 
 
 @pytest.mark.parametrize(
-    ("capture", "cached", "at_its_size", "most"),
+    ("capture", "cached", "at_captured_size", "most"),
     [
         ("128x2/session-fast", 1_175_488, 1_175_488, 1_175_488),
         ("128x2/session-fast-small", 1_155_616, 1_157_376, 1_175_488),
@@ -125,7 +125,7 @@ def test_fcfs_engine_never_exceeds_the_maximum(
         ("128x2/poisson-slow", 216_256, 216_256, 216_256),
     ],
 )
-def test_captured_vllm_never_exceeds_the_curve(capture: str, cached: int, at_its_size: int, most: int) -> None:
+def test_captured_vllm_never_exceeds_the_curve(capture: str, cached: int, at_captured_size: int, most: int) -> None:
     """Cached tokens as vLLM reported them; ``small``: 700 and 520 blocks, which evict."""
     path = CAPTURES / f"{capture}.jsonl.zst"
     meta, records = load_trace(path)
@@ -134,6 +134,6 @@ def test_captured_vllm_never_exceeds_the_curve(capture: str, cached: int, at_its
     curve = hit_curve(read_accesses(path))
     assert curve.block_size == meta.engine.block_size == 32
     assert sum(record.cached_tokens or 0 for record in records) == cached
-    assert curve.hits_at(meta.engine.num_gpu_blocks - 1) * 32 == at_its_size
+    assert curve.hits_at(meta.engine.num_gpu_blocks - 1) * 32 == at_captured_size
     assert curve.max_hit_blocks * 32 == most
-    assert cached <= at_its_size <= most
+    assert cached <= at_captured_size <= most

@@ -42,30 +42,30 @@ def system_prompts(folder: Path) -> str:
     return str(path)
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(arguments) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
 def test_short_system_prompt_has_no_hits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = system_prompts(tmp_path)
-    text = told(capsys, "pool", trace, "--kv-groups", "full:784+mamba:784*3")
+    text = output_of(capsys, "pool", trace, "--kv-groups", "full:784+mamba:784*3")
     assert "hits of multiples of 784 tokens: 0 of 6,000 input tokens hit (0.00%)" in text
-    # A finer match unit does not help: inside a block only the end of a whole prompt is cached.
-    text = told(capsys, "pool", trace, "--kv-groups", "full:784+mamba:784*3+match=16")
+    # A finer match unit does not help: inside a block only the end of a complete prompt is cached.
+    text = output_of(capsys, "pool", trace, "--kv-groups", "full:784+mamba:784*3+match=16")
     assert "hits of multiples of 16 tokens: 0 of 6,000 input tokens hit (0.00%)" in text
 
 
 def test_windows_without_retention_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = told(capsys, "pool", system_prompts(tmp_path), "--kv-groups", "full:16+window(64):16*3")
+    text = output_of(capsys, "pool", system_prompts(tmp_path), "--kv-groups", "full:16+window(64):16*3")
     assert "4,320 of 6,000 input tokens hit (72.00%)" in text
 
 
 @pytest.mark.parametrize(("blocks", "hits"), [("inf", 36), ("5", 28)])
 def test_a_single_group_equals_the_simple_pool(blocks: str, hits: int, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["pool", SIX, "--num-gpu-blocks", blocks, "--json"]
-    simple = json.loads(told(capsys, *flags))
-    grouped = json.loads(told(capsys, *flags, "--kv-groups", "full:4"))
+    simple = json.loads(output_of(capsys, *flags))
+    grouped = json.loads(output_of(capsys, *flags, "--kv-groups", "full:4"))
     assert (grouped.pop("kv_groups"), grouped.pop("alignment")) == ("full:4", 4)
     assert grouped == simple
     assert grouped["hit_tokens"] == hits
@@ -101,15 +101,15 @@ def make_prompts(unit: int, tokens: list[int], outputs: list[int], unread: list[
 
 def prompts_of(workload: dict[str, Any]) -> Prompts:
     keys, unit, specs = Keys(), workload["config"]["block_size"], workload["requests"]
-    tokens, outputs = ([len(one[name]) for one in specs] for name in ("prompt", "output"))
-    unread = [one["prompt_logprobs"] for one in specs]
-    return make_prompts(unit, tokens, outputs, unread, [keys.chain(one, unit) for one in specs])
+    tokens, outputs = ([len(spec[name]) for spec in specs] for name in ("prompt", "output"))
+    unread = [spec["prompt_logprobs"] for spec in specs]
+    return make_prompts(unit, tokens, outputs, unread, [keys.chain(spec, unit) for spec in specs])
 
 
 @given(seed=st.integers(0, 10**6), blocks=st.sampled_from([60, 90, 150]))
 @settings(max_examples=60, deadline=None)
 def test_hits_equal_the_readable_cache(seed: int, blocks: int) -> None:
-    """Groups and workloads at random: hits, and then the whole free queue."""
+    """Groups and workloads at random: hits, and then the complete free queue."""
     workload = make_hybrid(seed)
     layout, prompts = parse_groups(workload["config"]["kv_groups"]), prompts_of(workload)
     cache, readable = empty_group_cache(layout, blocks), HybridPool(layout, blocks)
@@ -122,7 +122,7 @@ def test_hits_equal_the_readable_cache(seed: int, blocks: int) -> None:
         block = block.after
     theirs = readable.scheduler.pool
     hashed = [number for number, _ in queue if number > 0]
-    expected = [number for number in theirs.free_order() if number in hashed]  # the others were never taken
+    expected = [number for number in theirs.free_order() if number in hashed]  # absent blocks were never allocated
     assert hashed == expected
     assert [is_cached for number, is_cached in queue if number > 0] == [
         theirs.key_of(number) is not None for number in hashed

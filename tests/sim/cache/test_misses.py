@@ -1,4 +1,4 @@
-"""``sim misses``: every prompt token has one cause, as a plain pool that is asked one request at a time says."""
+"""``sim misses``: every prompt token has exactly the cause that a plain sequential pool assigns."""
 
 import json
 from collections import Counter
@@ -65,44 +65,44 @@ def traces(draw: st.DrawFn) -> list[Record]:
 
 
 class SlowAttribution:
-    """The causes of one trace, block by block, from the pool's own oracle."""
+    """The causes of a trace, block by block, from the oracle of the pool."""
 
     def __init__(self, records: list[Record], usable: int) -> None:
         self.causes: Counter[str] = Counter()
         self.pool = BlockPool(usable + 1, 4)
         self.chains = Chains(META)
         self.seen: set[int] = set()
-        for one in records:
-            if -(-tokens_computed(one) // 4) <= usable:
-                self.ask(one)
+        for record in records:
+            if -(-tokens_computed(record) // 4) <= usable:
+                self.serve(record)
 
     def is_cached(self, key: int) -> bool:
         return bool(self.pool.lookup([key], 1))
 
-    def ask(self, one: Record) -> None:
-        prompt, whole = one.prompt_tokens or 0, full_keys(one, self.chains)
-        hits = self.pool.lookup(whole, 0 if one.prompt_logprobs else (prompt - 1) // 4)
-        for position, key in enumerate(whole[: prompt // 4]):
-            self.causes[self.cause(one, position, key, len(hits))] += 4
+    def serve(self, record: Record) -> None:
+        prompt, keys = record.prompt_tokens or 0, full_keys(record, self.chains)
+        hits = self.pool.lookup(keys, 0 if record.prompt_logprobs else (prompt - 1) // 4)
+        for position, key in enumerate(keys[: prompt // 4]):
+            self.causes[self.cause(record, position, key, len(hits))] += 4
         self.causes["partial_block"] += prompt % 4
         self.pool.touch(hits)
-        blocks = hits + self.pool.allocate(-(-tokens_computed(one) // 4) - len(hits))
-        self.pool.insert(blocks[len(hits) : len(whole)], whole[len(hits) :])
+        blocks = hits + self.pool.allocate(-(-tokens_computed(record) // 4) - len(hits))
+        self.pool.insert(blocks[len(hits) : len(keys)], keys[len(hits) :])
         self.pool.free_blocks(blocks)
-        self.seen.update(whole)
+        self.seen.update(keys)
 
-    def cause(self, one: Record, position: int, key: int, hits: int) -> str:
+    def cause(self, record: Record, position: int, key: int, hits: int) -> str:
         if position < hits:
             return "hit"
-        if position >= len(self.chains.hashed_keys(one)):
+        if position >= len(self.chains.hashed_keys(record)):
             return "hash_unknown"
         if key not in self.seen:
             return "cold"
         if not self.is_cached(key):
             return "evicted"
-        if one.prompt_logprobs:
+        if record.prompt_logprobs:
             return "prompt_logprobs"
-        assert position == hits == ((one.prompt_tokens or 0) - 1) // 4
+        assert position == hits == ((record.prompt_tokens or 0) - 1) // 4
         return "last_token"
 
 
@@ -131,12 +131,12 @@ def test_an_unlimited_cache_evicts_nothing(records: list[Record]) -> None:
     slow = SlowAttribution(records, 10_000)
     assert result.total.tokens == {**NOTHING, **slow.causes}
     assert result.total.tokens["evicted"] == 0
-    assert result.total.input_tokens == sum(one.prompt_tokens or 0 for one in records)
+    assert result.total.input_tokens == sum(request.prompt_tokens or 0 for request in records)
 
 
 def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     # Four blocks. r1: 2 cold, 1 token over. r2: 2 hits, 1 cold. r3: 2 hits; its third block is there, but it ends the
-    # prompt. r4: 1 cold, 1 over; it takes both copies of block 3. r5: 9 and 10 hit, 2 over; it takes block 2's place.
+    # prompt. r4: 1 cold, 1 over; it reuses both copies of block 3. r5: 9 and 10 hit, 2 over; it evicts block 2.
     # r6: hits 1; 2 was evicted by r5, 3 by r4; 1 over.
     assert main(["misses", SIX, "--num-gpu-blocks", "5", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

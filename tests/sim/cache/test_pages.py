@@ -38,7 +38,7 @@ def test_figures_have_the_numbers() -> None:
     assert (hits["x"], hits["y"]) == ([16, 32, 48], [0.1, 0.2, 0.5])
 
 
-def test_the_headline_names_the_cache_with_90_percent_of_the_hits() -> None:
+def test_headline_has_the_cache_of_90_percent_hits() -> None:
     assert page_of(curve(*([1] * 2_999), 4, 5, 5)).headlines == [
         "90% of max hits at 3,001 blocks (48,016 tokens) of 16 tokens. That is 50.0 % of prompt tokens; an unlimited "
         "cache hits 50.0 %."

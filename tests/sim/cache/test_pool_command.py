@@ -1,4 +1,4 @@
-"""``sim pool``: known answers, worked by hand on six requests and published for the Mooncake trace."""
+"""``sim pool``: known results, computed by hand for six requests and published for the Mooncake trace."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def pool(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
 
 
 def test_unlimited_cache(capsys: pytest.CaptureFixture[str]) -> None:
-    # r2 and r3 hit 2 (their third block holds their last token), r5 hits r4's prompt and answer, r6 all 3.
+    # r2 and r3 hit 2 (their third block holds their last token), r5 hits r4's prompt and output, r6 all 3.
     assert pool(capsys, SIX) == {
         "requests": 6,
         "rejected": 0,
@@ -50,8 +50,8 @@ def test_unlimited_cache(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("blocks", "expected"),
     [
-        # Free order after each request: 3421, 4321, 3421, 2143, 2143. r4 takes both copies of block 3's key,
-        # r5 evicts key 2, so r6 hits only key 1 and its three other blocks evict 9 and 10.
+        # Free order after each request: 3421, 4321, 3421, 2143, 2143. r4 evicts both copies of block 3's key,
+        # r5 evicts key 2, so r6 hits only key 1 and its three remaining blocks evict 9 and 10.
         (4, (7, 5, 0)),
         # r6 holds 4 blocks and never fits; r3 evicts key 3 by recomputing it, r4 keys 3 and 2, r5 key 1.
         (3, (6, 4, 1)),
@@ -65,8 +65,8 @@ def test_small_pools_by_hand(capsys: pytest.CaptureFixture[str], blocks: int, ex
     assert result["usable_blocks"] == blocks
 
 
-def test_a_double_block_size_uses_every_second_hash(capsys: pytest.CaptureFixture[str]) -> None:
-    # At 8: r2, r3 and r6 hit key 2, r5 hits key 10, which r4's prompt began and its answer filled.
+def test_double_block_size_uses_every_second_hash(capsys: pytest.CaptureFixture[str]) -> None:
+    # At 8: r2, r3 and r6 hit key 2, r5 hits key 10, which r4's prompt began and r4's output filled.
     result = pool(capsys, SIX, "--block-size", "8")
     assert (result["hit_blocks"], result["hit_tokens"], result["lookup_blocks"]) == (4, 32, 5)
 
@@ -110,12 +110,12 @@ def record(**fields: Any) -> Record:
 def test_blocks_without_hashes_have_private_keys() -> None:
     chains = Chains(Meta(block_size=4))
     first = FIRST_PRIVATE  # below every hash, so that no trace can hold it
-    unknown_answer = record(prompt_tokens=9, output_tokens=8, block_hashes=[1, 2])
-    assert chains.block_keys(unknown_answer) == [1, 2, first, first - 1]
-    assert chains.block_keys(unknown_answer) == [1, 2, first - 2, first - 3]
-    known_answer = record(prompt_tokens=9, output_tokens=8, block_hashes=[1, 2], output_block_hashes=[3, 4])
-    assert chains.block_keys(known_answer) == [1, 2, 3, 4]
-    # An image without a digest stops the chain: what follows is true of nothing, the answer included.
+    unknown_output = record(prompt_tokens=9, output_tokens=8, block_hashes=[1, 2])
+    assert chains.block_keys(unknown_output) == [1, 2, first, first - 1]
+    assert chains.block_keys(unknown_output) == [1, 2, first - 2, first - 3]
+    known_output = record(prompt_tokens=9, output_tokens=8, block_hashes=[1, 2], output_block_hashes=[3, 4])
+    assert chains.block_keys(known_output) == [1, 2, 3, 4]
+    # An image without a digest ends the chain: later blocks, outputs included, have private keys.
     stopped = record(
         prompt_tokens=9, output_tokens=8, block_hashes=[1, 2], output_block_hashes=[3, 4], hashable_blocks=1
     )
@@ -138,14 +138,14 @@ def test_blocks_without_hashes_have_private_keys() -> None:
         ("curve --cache-tokens 99999999999999999999", "--cache-tokens: '99999999999999999999'; expected numbers"),
     ],
 )
-def test_bad_flags_are_named(arguments: str, message: str) -> None:
+def test_invalid_flags_are_reported(arguments: str, message: str) -> None:
     command, *flags = arguments.split()
     with pytest.raises(InputError, match=message):
         main([command, SIX, *flags])
 
 
 @pytest.mark.parametrize("command", ["pool", "curve"])
-def test_a_trace_without_hashes_is_refused(tmp_path: Path, command: str) -> None:
+def test_trace_without_hashes_is_rejected(tmp_path: Path, command: str) -> None:
     trace = tmp_path / "bare.jsonl"
     trace.write_text('{"meta":{"schema":"kvtape/1"}}\n{"request_id":"r","prompt_tokens":9}\n')
     with pytest.raises(InputError, match=r"the trace has no block hashes; expected a trace with them"):
@@ -177,5 +177,5 @@ def test_a_file_sorted_by_session_is_reported(
     )
     for command in (["pool"], ["misses", "--num-gpu-blocks", "9"]):
         assert main([command[0], str(path), *command[1:]]) == 0
-        said = "1 of 3 requests follow requests in the file that ended more than 60 s later"
-        assert (said in capsys.readouterr().err) == warned
+        warning = "1 of 3 requests follow requests in the file that ended more than 60 s later"
+        assert (warning in capsys.readouterr().err) == warned

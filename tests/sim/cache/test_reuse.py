@@ -74,14 +74,14 @@ def test_distances_equal_a_plain_lru_list(result: list[Request]) -> None:
                 recent.remove(block)
             recent.insert(0, block)
             last[block] = (number, now_ms)
-    for one, values in (
+    for distribution, values in (
         (reuse.time_ms, times),
         (reuse.distance_blocks, in_blocks),
     ):
-        assert one.count == len(values)
+        assert distribution.count == len(values)
         if values:
-            assert one.quantiles == pytest.approx(quantiles(values))
-            assert one.mean == pytest.approx(sum(values) / len(values))
+            assert distribution.quantiles == pytest.approx(quantiles(values))
+            assert distribution.mean == pytest.approx(sum(values) / len(values))
     assert reuse.first_accesses + len(times) == reuse.accesses == sum(len(prompt) for prompt, _ in result)
 
 

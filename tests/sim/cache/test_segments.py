@@ -16,7 +16,7 @@ BLOCK = 4
 
 @st.composite
 def traffic(draw: st.DrawFn) -> list[Record]:
-    """Chains that branch anywhere, prompts that end with a full block (rule 6 caches those twice), unknown answers."""
+    """Chains that branch anywhere, prompts that end with a full block (cached twice by rule 6), unknown outputs."""
     records: list[Record] = []
     fresh = itertools.count(1)
     for number in range(draw(st.integers(1, 25))):

@@ -143,7 +143,7 @@ def test_compiled_engine_is_bit_identical(  # noqa: PLR0917 - one for each strat
 def test_unchained_hashes_are_rejected() -> None:
     config = EngineConfig(num_gpu_blocks=40, block_size=4)
     model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
-    # The second cuts the first's chain before 2, where the third then finds it: at another depth than its own.
+    # The second cuts the first's chain before 2, where the third then looks it up at a different depth.
     records = [
         Record(
             request_id=RequestId(name),
@@ -159,7 +159,7 @@ def test_unchained_hashes_are_rejected() -> None:
 
 
 def test_memory_follows_branches() -> None:
-    # Four conversations, in blocks of 64 tokens and of a 16th: answers are no longer too short to fill a block.
+    # Four conversations, in blocks of 64 tokens and of a 16th: outputs are then long enough to fill a block.
     used = []
     for parts in (1, 16):
         records = [
@@ -182,13 +182,13 @@ def test_memory_follows_branches() -> None:
         while copy is not cache.pool._queue:
             free, copy = free + 1, copy.after
         used.append(free)
-    conversations, answers = 4, 20
-    assert used == [conversations, conversations + answers]
+    conversations, outputs = 4, 20
+    assert used == [conversations, conversations + outputs]
 
 
 @pytest.mark.parametrize(("usable", "hit_blocks"), [(1_000, 12_878), (10_000, 61_238), (50_000, 102_226)])
-def test_known_answers(mooncake: Path, usable: int, hit_blocks: int) -> None:
-    """The Mooncake conversation trace, so slowly that requests never meet: what ``sim pool`` hits, to the block."""
+def test_known_hit_counts(mooncake: Path, usable: int, hit_blocks: int) -> None:
+    """The Mooncake conversation trace, so slowly that requests never overlap: exactly the hits of ``sim pool``."""
     meta, records = load_trace(mooncake)
     apart = [msgspec.structs.replace(record, arrival_ms=1e7 * position) for position, record in enumerate(records)]
     config = EngineConfig(num_gpu_blocks=usable + 1, block_size=512, max_num_batched_tokens=8192)

@@ -1,4 +1,4 @@
-"""The virtual clock: literal times of small loads, and long ones against the run without any short cut."""
+"""The virtual clock: literal times of small loads, and long loads against the run without fast-forward."""
 
 import random
 from typing import get_args
@@ -19,7 +19,7 @@ from tracefile.records.schema import BlockHash, Meta, Record, RequestId, Session
 CONFIG = EngineConfig(
     num_gpu_blocks=101, block_size=4, max_num_seqs=4, max_num_batched_tokens=16, async_scheduling=False
 )
-# A step takes 10 ms, a prompt token 1, a decoding request 2; the front end 3: every time below is an integer.
+# A step needs 10 ms, a prompt token 1, a decoding request 2, the front end 3: every time below is an integer.
 STEP = {
     "t0_ms": 10.0,
     "per_prefill_token_ms": 1.0,
@@ -76,16 +76,16 @@ def test_delivery_of_a_first_token_delays_later_tokens() -> None:
     assert (left.status, left.ttft_ms, left.output_tokens) == ("client_abort", None, 0)
 
 
-def test_on_a_shared_core_a_delivery_slows_the_next_step() -> None:
+def test_delivery_on_a_shared_core_slows_the_next_step() -> None:
     costs = {**STEP, "frontend_base_ms": 3.0, "delivery_ms_per_prompt_token": 0.5}
     model = make_model(costs, CONFIG, placement="shared_core")
-    # Ends at 17; its 2 ms take 4 beside the next step, which takes 12 + 2. Another's last token is delivered at once.
+    # Ends at 17; its 2 ms last 4 beside the next step of 12 + 2. The last token of a request is delivered at once.
     seen = predict([request("a", 0.0, 4, 3), request("b", 200.0, 4, 1)], model=model)
     assert (seen["a"].ttft_ms, seen["a"].itl_ms) == (21.0, [10.0, 12.0])
     assert seen["b"].ttft_ms == 19.0
 
 
-def test_an_arrival_waits_for_the_step_in_flight_and_slows_decodes() -> None:
+def test_arrival_waits_for_the_step_in_flight() -> None:
     # a: steps 3–17 (4 tokens), 17–29, … b arrives at 17, enters at 20: waits until 29, runs 29–49 (10 + 2 + 8).
     seen = predict([request("a", 0.0, 4, 4), request("b", 17.0, 8, 2)])
     assert (seen["a"].ttft_ms, seen["a"].itl_ms) == (17.0, [12.0, 20.0, 14.0])
@@ -101,10 +101,10 @@ def test_async_scheduling_delays_an_arrival_by_a_step() -> None:
     assert (seen["b"].ttft_ms, seen["b"].itl_ms) == (44.0, [14.0])
 
 
-def test_a_warm_prompt_costs_its_uncached_tokens() -> None:
+def test_warm_prompt_costs_the_uncached_tokens() -> None:
     first = request("a", 0.0, 8, 5)
     chain = (first.block_hashes or []) + (first.output_block_hashes or [])
-    # The answer's full block (tokens 8–11) is hit too: 12 of 14 tokens are there.
+    # The output's full block (tokens 8–11) is hit too: 12 of 14 tokens are there.
     second = request("b", 1000.0, 14, 1, block_hashes=chain, output_block_hashes=[])
     seen = predict([first, second])
     assert (seen["b"].cached_tokens, seen["b"].ttft_ms) == (12, 3 + 10 + 2)
@@ -112,7 +112,7 @@ def test_a_warm_prompt_costs_its_uncached_tokens() -> None:
     assert (cold["b"].cached_tokens, cold["b"].ttft_ms) == (0, 3 + 10 + 14)
 
 
-def test_later_turn_waits_for_its_parents_end() -> None:
+def test_later_turn_waits_for_the_parents_end() -> None:
     first = request("a", 5.0, 4, 1, session_id=SessionId("s"), turn=1, e2e_ms=2.0)
     second = request("b", 57.0, 4, 1, session_id=SessionId("s"), parent_id=RequestId("a"), turn=2, think_ms=50.0)
     paced = predict([first, second], replay_sessions=True)["b"]
@@ -120,7 +120,7 @@ def test_later_turn_waits_for_its_parents_end() -> None:
     assert predict([first, second])["b"].arrival_ms == 57.0
 
 
-def test_a_serial_api_server_handles_one_request_at_a_time() -> None:
+def test_serial_api_server_handles_a_single_request_at_a_time() -> None:
     model = make_model(
         {**STEP, "frontend_base_ms": 3.0, "frontend_ms_per_prompt_token": 1.0}, CONFIG, placement="serial"
     )
@@ -131,7 +131,7 @@ def test_a_serial_api_server_handles_one_request_at_a_time() -> None:
 def test_api_server_and_steps_share_a_core() -> None:
     model = make_model({**STEP, "frontend_base_ms": 3.0}, CONFIG, placement="shared_core")
     simulation = simulate([request("a", 0.0, 4, 3), request("b", 19.0, 8, 1)], model)
-    # a enters at 3, its prompt takes 3–17. In the decode of 12 ms from 17 on, b arrives at 19: its 3 ms take 6, to 25,
+    # a enters at 3, its prompt needs 3–17. In the decode of 12 ms from 17 on, b arrives at 19: its 3 ms take 6, to 25,
     # and the step ends 3 ms later, at 32. Then 10 + 2 + 8 ms for both.
     a, b = simulation.runs
     assert [request_run.entry_ms for request_run in (a, b)] == [3.0, 25.0]
@@ -142,7 +142,7 @@ def test_api_server_and_steps_share_a_core() -> None:
     assert simulation.timeline.rows[3][-2:] == [0.0, 0.0]
 
 
-def test_abort_at_its_recorded_time() -> None:
+def test_abort_at_the_recorded_time() -> None:
     aborted = request("a", 0.0, 4, 0, status="client_abort", max_tokens=100, e2e_ms=50.0)
     seen = predict([aborted, request("b", 0.0, 4, 1)])
     # Steps 3–21 (both prompts), then decodes of 12 ms: tokens at 21, 33, 45; the abort is at 50.
@@ -158,7 +158,7 @@ def test_an_error_before_the_engine_is_copied() -> None:
     assert (seen.status, seen.http_status, seen.e2e_ms, seen.cached_tokens) == ("error", 429, 1.5, None)
 
 
-def test_too_long_request_fails_with_its_session() -> None:
+def test_too_long_request_fails_with_the_session() -> None:
     long = request("a", 0.0, 1000, 1, session_id=SessionId("s"), turn=1)
     later = request("b", 9.0, 4, 1, session_id=SessionId("s"), parent_id=RequestId("a"), turn=2, think_ms=1.0)
     seen = predict([long, later, request("c", 0.0, 4, 1)], replay_sessions=True)

@@ -1,4 +1,4 @@
-"""A fleet against its engines alone: each does exactly what it would do with the requests that it got."""
+"""Each engine of a fleet equals the same engine alone with the routed requests."""
 
 import random
 from dataclasses import replace
@@ -25,7 +25,7 @@ SEED = 7
 
 
 def planned(records: list[Record], placement: FrontendPlacement, *, paced: bool) -> Arrivals:
-    """Arrivals; on a shared core without what is exact to a rounding only: no aborts, no pauses of nothing."""
+    """Arrivals; on a shared core without aborts and zero pauses, whose times are exact only up to rounding."""
     if placement == "shared_core":
         for record in records:
             if record.status == "client_abort":
@@ -37,11 +37,11 @@ def planned(records: list[Record], placement: FrontendPlacement, *, paced: bool)
 
 def run_by_table(arrivals: Arrivals, engines: list[FleetEngine], table: list[int]) -> FleetLoad:
     load = FleetLoad(arrivals, engines, SEED, keeps_rows=True)
-    fleet, position, told_ms = load.fleet, load.fleet.advance(), -np.inf
+    fleet, position, reported_ms = load.fleet, load.fleet.advance(), -np.inf
     while position >= 0 or fleet.events.size:
         while fleet.events.size and fleet.events.next_ms <= fleet.reported_until_ms:
-            assert fleet.events.next_ms >= told_ms  # a router is told of nothing late
-            told_ms = fleet.events.next_ms
+            assert fleet.events.next_ms >= reported_ms  # no event is reported to a router late
+            reported_ms = fleet.events.next_ms
             fleet.events.pop()
         position = fleet.advance(position, table[position]) if position >= 0 else position
     assert position == ALL_ENDED
@@ -49,16 +49,16 @@ def run_by_table(arrivals: Arrivals, engines: list[FleetEngine], table: list[int
 
 
 def require_same_as_alone(load: FleetLoad, engine: int, config: EngineConfig, model: Model) -> None:
-    """Run an engine's requests at the times at which they came to it, without the others."""
+    """Run the requests of an engine alone, at the times at which they were routed."""
     positions, runs = np.flatnonzero(load.life_of() == engine), runs_of(load.requests)
-    mine = load.arrivals.select(positions)
-    mine = replace(mine, arrival_ms=runs["arrival_ms"][positions].copy(), parents=np.full(len(positions), NOBODY))
-    alone = simulate(mine, config, model, engine_seed(SEED, engine), keeps_rows=True)
+    local = load.arrivals.select(positions)
+    local = replace(local, arrival_ms=runs["arrival_ms"][positions].copy(), parents=np.full(len(positions), NOBODY))
+    alone = simulate(local, config, model, engine_seed(SEED, engine), keeps_rows=True)
     served = [request.served for request in load.requests]
     here = [request for position in positions.tolist() if (request := served[position]) is not None]
     for name in (*RUN_FIELDS, "cached_tokens", "preemptions"):
-        ours, theirs = ([getattr(one, name) for one in subset] for subset in (here, alone.requests))
-        np.testing.assert_array_equal(theirs, ours, err_msg=name)
+        fleet_values, single_values = ([getattr(rows, name) for rows in subset] for subset in (here, alone.requests))
+        np.testing.assert_array_equal(single_values, fleet_values, err_msg=name)
     for name in ("starts_ms", "ends_ms", "delivered_ms", "rows"):
         assert list(getattr(load.fleet.lives[engine].engine, name)) == list(getattr(alone.engine, name))
 
@@ -96,11 +96,11 @@ def test_router_has_exact_counts() -> None:
     arrivals, seen = plan_arrivals(Meta(block_size=4), records, 4), []
 
     def watch(request, engines):  # type: ignore[no-untyped-def]
-        seen.append((request.arrival_s, [(one.requests, one.prefill_tokens) for one in engines]))
+        seen.append((request.arrival_s, [(state.requests, state.prefill_tokens) for state in engines]))
         return request.number % 2
 
     load = routed(arrivals, 2, watch)
-    runs, place_of = runs_of(load.requests), load.dispatch.engine_of
+    runs, engine_of = runs_of(load.requests), load.dispatch.engine_of
     for number, (now_s, counts) in enumerate(seen):
         before = [
             position
@@ -111,12 +111,12 @@ def test_router_has_exact_counts() -> None:
             position for position in before if runs["arrival_ms"][position] + runs["ttft_ms"][position] > now_s * 1e3
         ]
         for engine in range(2):
-            of_engine = [position for position in before if place_of[position] == engine]
-            prefills = 40.0 * sum(place_of[position] == engine for position in waiting)
+            of_engine = [position for position in before if engine_of[position] == engine]
+            prefills = 40.0 * sum(engine_of[position] == engine for position in waiting)
             assert counts[engine] == (len(of_engine), prefills)
 
 
-def test_an_end_is_reported_before_a_request_that_needs_no_engine() -> None:
+def test_end_is_reported_before_a_request_without_engine() -> None:
     """The second request failed in the capture, before it got to an engine."""
     records = [make_request(number, arrival_ms=500.0 * number, prompt=8, output=2) for number in range(3)]
     records[1].status, records[1].http_status, records[1].e2e_ms = "error", 429, 1.5

@@ -17,7 +17,7 @@ def steady(requests: int, every_ms: float) -> Arrivals:
     return plan_arrivals(Meta(block_size=4), records, 4)
 
 
-def test_a_rolling_deploy_restarts_engines_in_turn_with_cold_caches() -> None:
+def test_rolling_deploy_restarts_engines_with_cold_caches() -> None:
     events = Timeline([Deploy(at_s=0.1, startup_s=0.2)], 3, 0.0)
     load = routed(steady(100, 10.0), 3, lambda request, engines: request.number % len(engines), events)
     happened = [(what, engine) for _, what, engine in load.dispatch.log]
@@ -35,11 +35,11 @@ def test_a_rolling_deploy_restarts_engines_in_turn_with_cold_caches() -> None:
 
 
 def test_scale_up_by_arrival_rate() -> None:
-    """Ten requests a second, five of which an engine is to have: the second is asked for by the sixth request."""
+    """Ten requests a second at a target of five per engine: the sixth request starts the second engine."""
     events = Timeline([ScaleUp(initial=1, rate=5.0, window_s=1.0, startup_s=0.3)], 3, 0.0)
     load = routed(steady(40, 100.0), 3, lambda request, engines: request.number % len(engines), events)
-    asked_ms = next(at_ms for at_ms, what, engine in load.dispatch.log if what == "starting")
-    assert asked_ms == 500.0
+    start_ms = next(at_ms for at_ms, what, engine in load.dispatch.log if what == "starting")
+    assert start_ms == 500.0
     assert (800.0, "up", 1) in load.dispatch.log
     assert set(load.dispatch.engine_of[:8]) == {0}
     assert 1 in load.dispatch.engine_of[8:12]
@@ -91,7 +91,7 @@ def test_event_syntax() -> None:
         ("scale-up:from=1:rate=nan", "rate=nan; expected more than 0"),
     ],
 )
-def test_bad_events_are_named(text: str, message: str) -> None:
+def test_invalid_events_are_reported(text: str, message: str) -> None:
     with pytest.raises(InputError, match="--event") as caught:
         parse_event(text)
     assert message in str(caught.value)
@@ -105,7 +105,7 @@ def test_bad_events_are_named(text: str, message: str) -> None:
         ([Deploy(at_s=1.0), Deploy(at_s=2.0)], "Deploy twice"),
     ],
 )
-def test_events_of_more_engines_than_there_are(events: list[FleetEvent], message: str) -> None:
+def test_events_of_absent_engines(events: list[FleetEvent], message: str) -> None:
     with pytest.raises(InputError) as caught:
         check_events(events, 4)
     assert message in str(caught.value)

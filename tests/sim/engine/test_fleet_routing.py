@@ -53,7 +53,7 @@ def fleet_of(count: int, blocks: int, mixed: bool, placement: FrontendPlacement 
     return [FleetEngine(str(position), config, model) for position, model in enumerate(models)]
 
 
-# A client goes during the first step of its engine, before the next request comes.
+# A client disconnects during the first step of its engine, before the next arrival.
 @example(planned(29164, 5, 2.0), fleet_of(2, 60, False), "least-loaded")
 @settings(max_examples=15, deadline=None)
 @given(
@@ -78,10 +78,10 @@ def test_fleet_equals_the_slow_fleet(arrivals: Arrivals, engines: list[FleetEngi
         position: engine for position, engine in enumerate(result.dispatch.engine_of) if engine >= 0
     } == slow.engine_of
     for position, run in slow.runs.items():
-        mine = requests[position]
-        assert OUTCOMES[mine.outcome] == run.outcome
-        assert mine.num_delivered == len(run.token_steps)
-        found_ms = [mine.arrival_ms, mine.ttft_ms, mine.e2e_ms]
+        request_run = requests[position]
+        assert OUTCOMES[request_run.outcome] == run.outcome
+        assert request_run.num_delivered == len(run.token_steps)
+        result_ms = [request_run.arrival_ms, request_run.ttft_ms, request_run.e2e_ms]
         expected_ms = [np.nan if time is None else time for time in (run.arrival_ms, run.ttft_ms, run.e2e_ms)]
         # On a shared core a turn may come a rounding before the end of its parent, and split the step that ends it.
-        assert found_ms == pytest.approx(expected_ms, rel=1e-12 if is_shared else 0, abs=0, nan_ok=True)
+        assert result_ms == pytest.approx(expected_ms, rel=1e-12 if is_shared else 0, abs=0, nan_ok=True)

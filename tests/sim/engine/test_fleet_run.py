@@ -23,7 +23,7 @@ def run(model: str, output: Path, *flags: str) -> bytes:
     return output.read_bytes()
 
 
-def test_one_replica_equals_no_fleet(model: str, tmp_path: Path) -> None:
+def test_single_replica_equals_no_fleet(model: str, tmp_path: Path) -> None:
     assert run(model, tmp_path / "a.jsonl") == run(model, tmp_path / "b.jsonl", "--replicas", "1")
 
 

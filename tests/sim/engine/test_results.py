@@ -53,12 +53,12 @@ def test_records_are_in_finish_order_with_concurrency(config: EngineConfig, time
     records = [make_request(n, arrival_ms=at_ms, prompt=9 + n, output=3) for n, at_ms in enumerate(times_ms)]
     arrivals = objects(plan_arrivals(Meta(block_size=4), records, config.block_size))
     results = results_of(simulate(arrivals, config, make_model(STEP, config)).runs)
-    spans_ms = [(one.arrival_ms, one.end_ms()) for one in results.requests()]
+    spans_ms = [(request.arrival_ms, request.end_ms()) for request in results.requests()]
     result = list(finished_records(results, config.block_size))
-    assert [one.end_ms() for one in result] == sorted(one.end_ms() or 0.0 for one in result)
+    assert [request.end_ms() for request in result] == sorted(request.end_ms() or 0.0 for request in result)
     for record in result:
-        came_ms = record.arrival_ms
-        assert record.concurrency == max(1, sum(begin <= (came_ms or 0.0) < end for begin, end in spans_ms))
+        arrived_ms = record.arrival_ms
+        assert record.concurrency == max(1, sum(begin <= (arrived_ms or 0.0) < end for begin, end in spans_ms))
 
 
 def test_requests_are_ordered_by_earliest_arrival() -> None:

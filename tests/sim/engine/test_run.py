@@ -50,9 +50,7 @@ def run(trace: Path, *flags: str, output: str = "predicted.jsonl") -> tuple[Meta
     return load_trace(target)
 
 
-def test_the_prediction_is_a_trace_of_the_same_requests(
-    trace: Path, model: Model, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prediction_is_a_trace_of_the_requests(trace: Path, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
     meta, predicted = run(trace)
     _, captured = load_trace(trace)
     assert {record.request_id for record in predicted} == {record.request_id for record in captured}
@@ -134,7 +132,7 @@ def test_fitted_trace_is_rejected(trace: Path, model: Model, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("fact", ["sliding_window", "kv_cache_groups"])
-def test_other_attention_is_rejected(fact: str, trace: Path, tmp_path: Path) -> None:
+def test_unsupported_attention_is_rejected(fact: str, trace: Path, tmp_path: Path) -> None:
     meta, records = load_trace(trace)
     printed = msgspec.structs.replace(meta, engine=Engine(name="vllm", extra={fact: 4096}))
     path = write(tmp_path / "window.jsonl", records, printed)

@@ -1,4 +1,4 @@
-"""What ``sim run`` says of a prediction as a whole."""
+"""The summary that ``sim run`` prints of a prediction."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tracefile.records.schema import Record, RequestId
 
 
 def summary_of(spans_ms: list[tuple[float, float]]) -> Summary:
-    """Of requests that came and took so long."""
+    """Summary of requests with these arrival times and durations."""
     records = [
         Record(request_id=RequestId(f"r{number}"), arrival_ms=arrival_ms, e2e_ms=e2e_ms)
         for number, (arrival_ms, e2e_ms) in enumerate(spans_ms)
@@ -19,7 +19,7 @@ def summary_of(spans_ms: list[tuple[float, float]]) -> Summary:
     ("spans_ms", "is_overrun"),
     [
         ([(0.0, 5e3), (100e3, 200e3)], True),  # 100 s of arrivals, and 200 s more to serve them
-        ([(0.0, 5e3), (100e3, 90e3)], False),  # a long last answer
+        ([(0.0, 5e3), (100e3, 90e3)], False),  # a long last response
         ([(0.0, 250e3), (100e3, 5e3)], True),  # whoever ends last need not have come last
         ([(0.0, 5e3), (1e3, 50e3)], False),  # a burst of a second, served within a minute
         ([], False),

@@ -1,4 +1,4 @@
-"""KV cache offloading to host memory: answers by hand, and laws of conservation."""
+"""KV cache offloading to host memory: results by hand, and laws of conservation."""
 
 import random
 from typing import Any
@@ -49,10 +49,10 @@ def cached(run: Simulation) -> list[int]:
 
 
 AGAIN = ((0.0, [1, 2, 3, 4], 0), (100.0, [5, 6, 7, 8], 0), (200.0, [1, 2, 3, 4], 4))
-"""The second displaces three of the first's four blocks, which the third asks for."""
+"""The second displaces three of the first's four blocks, which the third requests."""
 
 
-def test_a_loading_request_waits_while_others_run() -> None:
+def test_loading_request_waits_while_running_requests_decode() -> None:
     state = run(chained(*AGAIN), host_blocks=8)
     assert cached(state) == [0, 0, 16]
     # Entry at 201 ms; 2 ms and 12 tokens on the link; a step of 4 ms and 4 tokens.
@@ -62,7 +62,7 @@ def test_a_loading_request_waits_while_others_run() -> None:
 
 
 def test_last_block_is_evicted_first() -> None:
-    """Of the first's blocks on the host the third and the fourth make room; the pool has the root."""
+    """The first's third and fourth blocks are evicted on the host; the pool has the root."""
     state = run(chained(*AGAIN), host_blocks=6)
     assert cached(state) == [0, 0, 8]
 
@@ -134,7 +134,7 @@ def assert_hits_are_possible(arrivals: Arrivals, run: Simulation) -> None:
         ({"host_blocks": 5}, "--kv-bytes-per-token: not set; expected the KV cache's bytes of a token"),
     ],
 )
-def test_impossible_deployment_is_one_line(deployed: dict[str, Any], message: str) -> None:
+def test_impossible_deployment_prints_a_single_line(deployed: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as refused:
         Deployment(**deployed)
     assert str(refused.value).startswith(message)

@@ -32,20 +32,20 @@ def reported_engine() -> Model:
 
 
 class Blocks:
-    """Block hashes that no other prompt has."""
+    """Block hashes of this prompt only."""
 
     def __init__(self) -> None:
         self._last = 0
 
     def extend(self, chain: list[BlockHash], tokens: int) -> list[BlockHash]:
-        """Return ``chain`` continued over the whole blocks of ``tokens``."""
+        """Return ``chain`` continued over the full blocks of ``tokens``."""
         first, lacking = self._last + 1, max(tokens // BLOCK - len(chain), 0)
         self._last += lacking
         return chain[: tokens // BLOCK] + [BlockHash(number) for number in range(first, first + lacking)]
 
 
 def calibration(seed: int) -> Iterator[Record]:
-    """Yield prompts of many sizes alone, each sent again and longer; then prompts and outputs of others at once."""
+    """Yield prompts of many sizes alone, each sent again and longer; then concurrent prompts and outputs."""
     random, blocks, now_ms = np.random.default_rng(seed), Blocks(), 0.0
     for number in range(24):
         tokens, output = round(64 * (11_000 / 64) ** (number / 23)), int(random.integers(8, 40))

@@ -41,7 +41,7 @@ class Auditor:
             *("--max-num-batched-tokens", str(engine.max_num_batched_tokens), "--no-async-scheduling"),
         ]
 
-    def tell(self, engine: Engine) -> None:
+    def set_engine(self, engine: Engine) -> None:
         self._meta = msgspec.structs.replace(self._meta, engine=engine)
 
     def run(self, records: list[Record], *flags: str) -> int:
@@ -58,8 +58,8 @@ def auditor(tmp_path: Path) -> Auditor:
 
 def audited(auditor: Auditor, records: list[Record], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert auditor.run(records, "--json") == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
 
 
 def test_engine_with_vllms_rules_agrees(
@@ -83,8 +83,8 @@ def test_cache_filled_before_the_capture(
         key=lambda record: sum(1 for key in record.block_hashes or () if everyone(truth).count(key) == 1),
     )
     warm = 32 * len(alone.block_hashes or ())
-    audit = audited(auditor, [changed(one, warm) if one is alone else one for one in truth], capsys)
-    causes = {one["request_id"]: one["cause"] for one in audit["differences"]}
+    audit = audited(auditor, [changed(original, warm) if original is alone else original for original in truth], capsys)
+    causes = {difference["request_id"]: difference["cause"] for difference in audit["differences"]}
     assert causes == {alone.request_id: "cached before the capture, or part of an output whose ids are unknown"}
 
 
@@ -94,7 +94,7 @@ def test_request_too_large_for_the_settings(
     largest = max(record.prompt_tokens or 0 for record in truth)
     assert auditor.run(truth, "--json", "--max-model-len", str(largest)) == 0
     audit = json.loads(capsys.readouterr().out)
-    assert "never served under these settings" in {one["cause"] for one in audit["differences"]}
+    assert "never served under these settings" in {difference["cause"] for difference in audit["differences"]}
 
 
 def test_trace_without_cached_tokens_is_rejected(auditor: Auditor, truth: list[Record]) -> None:
@@ -104,7 +104,7 @@ def test_trace_without_cached_tokens_is_rejected(auditor: Auditor, truth: list[R
 
 
 def test_sglang_trace_is_rejected(auditor: Auditor, truth: list[Record]) -> None:
-    auditor.tell(Engine(name="sglang"))
+    auditor.set_engine(Engine(name="sglang"))
     with pytest.raises(InputError, match="of SGLang; expected sim pool --engine sglang, which compares the hits"):
         auditor.run(truth)
 
@@ -125,13 +125,13 @@ def admitted(hashes: list[int], cached: int) -> SimulatedRequest:
 
 def test_hit_of_the_complete_chain() -> None:
     """Two blocks of four tokens were reported: all that the trace has of this request, and another one has them too."""
-    for others, reported, said in (
+    for other_hashes, reported, cause in (
         ([1, 2, 3], 8, None),
         ([1, 3], 8, "cached before the capture, or part of an output whose ids are unknown"),
         ([1, 2, 3], 12, "reported reaches beyond the hashes that the trace has of it"),
         ([1, 2, 3], 7, "reported is no multiple of 4: another block size"),
         ([9], 4, None),
     ):
-        requests = [admitted([1, 2], 4), admitted(others, 0)]
-        found = Reconstruction(requests, [0, 0], 0, 0, 0, [])
-        assert audit._beyond_the_trace(requests[0], reported, found, 4) == said
+        requests = [admitted([1, 2], 4), admitted(other_hashes, 0)]
+        reconstruction = Reconstruction(requests, [0, 0], 0, 0, 0, [])
+        assert audit._beyond_the_trace(requests[0], reported, reconstruction, 4) == cause

@@ -1,4 +1,4 @@
-"""Hits as a capture reports them: as many as reported, on blocks that other requests hold where contents agree."""
+"""Hits as a capture reports them: the reported number, on blocks that running requests hold where contents agree."""
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -18,7 +18,7 @@ SIZE = 16
 CHAIN = [BlockHash(number) for number in (101, 102, 103, 104)]
 
 
-def asked(name: str, arrival_ms: float, cached: int) -> Record:
+def make_record(name: str, arrival_ms: float, cached: int) -> Record:
     return Record(
         request_id=RequestId(name),
         arrival_ms=arrival_ms,
@@ -47,10 +47,10 @@ def test_reported_hits_are_used() -> None:
 
 def test_referenced_blocks_are_hit_first() -> None:
     cache, (a, b, c) = FactualCache(SIZE), (request("a", 0), request("b", 48), request("c", 32))
-    for one, held_before in ((a, 0), (b, 3), (c, 2)):
+    for admitted, held_before in ((a, 0), (b, 3), (c, 2)):
         before = cache.pool.num_repeated
-        assert cache.admit(one, cache.look_up(one), 65 - one.hit_limit * SIZE)
-        cache.cache_blocks(one, 64)
+        assert cache.admit(admitted, cache.look_up(admitted), 65 - admitted.hit_limit * SIZE)
+        cache.cache_blocks(admitted, 64)
         assert cache.pool.num_repeated - before == held_before
     cache.free(a)
     cache.free(b)
@@ -61,18 +61,18 @@ def test_referenced_blocks_are_hit_first() -> None:
 
 
 def test_hits_without_hashes_get_unique_keys() -> None:
-    records = [asked("a", 0.0, 0), asked("b", 0.0, 48)]
+    records = [make_record("a", 0.0, 0), make_record("b", 0.0, 48)]
     for record in records:
         record.block_hashes = record.block_hashes[:2] if record.block_hashes else None
     requests = factual_columns(captured(records), SIZE)[1].make(floats([1.0, 1.0]))
-    assert [(one.num_keys, one.hit_limit) for one in requests] == [(0, 0), (3, 3)]
+    assert [(item.num_keys, item.hit_limit) for item in requests] == [(0, 0), (3, 3)]
     cache = FactualCache(SIZE)
-    assert [cache.look_up(one) for one in requests] == [0, 48]
+    assert [cache.look_up(item) for item in requests] == [0, 48]
 
 
 def test_step_loop_uses_reported_hits() -> None:
     """Two requests at once that hit three blocks each: one of the two reads is repeated."""
-    records = [asked("a", 0.0, 48), asked("b", 0.0, 48)]
+    records = [make_record("a", 0.0, 48), make_record("b", 0.0, 48)]
     config = EngineConfig(num_gpu_blocks=100, block_size=SIZE, async_scheduling=False)
     arrivals, columns = factual_columns(captured(records), SIZE)
     simulation = simulate(

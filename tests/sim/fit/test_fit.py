@@ -1,4 +1,4 @@
-"""The fit against engines whose parameters are known, and what it says where it cannot know."""
+"""The fit on engines with known parameters, and its diagnostics for unidentified parameters."""
 
 import json
 from collections.abc import Callable
@@ -44,7 +44,7 @@ Learn = Callable[..., Fitted]
 
 @pytest.fixture
 def learn(tmp_path: Path, synthetic: ModuleType) -> Learn:
-    """Capture the calibration load on a true engine and fit what was captured."""
+    """Capture the calibration load on a true engine and fit the capture."""
 
     def capture_and_fit(truth: Model, seed: int, spread: float = 0.05, **options: object) -> Fitted:
         options.setdefault("frontend", truth.frontend_placement)
@@ -55,10 +55,10 @@ def learn(tmp_path: Path, synthetic: ModuleType) -> Learn:
     return capture_and_fit
 
 
-def assert_recovered(truth: Model, found: Model) -> None:
+def assert_recovered(truth: Model, fitted: Model) -> None:
     """Each parameter within 5 % or inside its interval, made half as wide again: one in twenty of 95 % misses."""
     for name, parameter in truth.parameters.items():
-        got = found.parameters[name]
+        got = fitted.parameters[name]
         assert got.low is not None
         assert got.high is not None
         near = abs(got.value / parameter.value - 1.0) <= 0.05
@@ -100,9 +100,9 @@ def test_scheduling_is_fitted(learn: Learn) -> None:
 
 def test_shared_core_is_fitted(learn: Learn) -> None:
     truth = msgspec.structs.replace(default_model(), frontend_placement="shared_core")
-    found = learn(truth, 13, frontend=None).model
-    assert found.frontend_placement == "shared_core"
-    assert_recovered(truth, found)
+    fitted = learn(truth, 13, frontend=None).model
+    assert fitted.frontend_placement == "shared_core"
+    assert_recovered(truth, fitted)
 
 
 def test_unknown_scheduling_is_tried(tmp_path: Path, synthetic: ModuleType) -> None:
@@ -127,10 +127,10 @@ def test_fit_converges_under_load(tmp_path: Path, synthetic: ModuleType) -> None
     records = synthetic.capture(load, truth, spread=0.15)
     assert max(record.concurrency or 0 for record in records) > 40
     path = write(tmp_path / "busy.jsonl", records, engine_of(truth))
-    found = fit_traces(FitConfig((path,), tmp_path / "model.json", {}, frontend="parallel")).model
-    assert found.diagnostics["misfits"] == 0
+    fitted = fit_traces(FitConfig((path,), tmp_path / "model.json", {}, frontend="parallel")).model
+    assert fitted.diagnostics["misfits"] == 0
     for name in ("t0_ms", "per_prefill_token_ms", "per_attention_token2_ms", "frontend_base_ms"):
-        assert found.parameters[name].value == pytest.approx(truth.parameters[name].value, rel=0.15), name
+        assert fitted.parameters[name].value == pytest.approx(truth.parameters[name].value, rel=0.15), name
 
 
 def test_fit_is_reproducible(learn: Learn, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_fit_is_reproducible(learn: Learn, tmp_path: Path) -> None:
 
 
 def test_decodes_do_not_identify_prefill_terms(tmp_path: Path, synthetic: ModuleType) -> None:
-    """Cold prompts within one small chunk: nothing is deep, so attention's cost cannot be told."""
+    """Cold prompts within a small chunk: contexts are short, so the attention cost is not identified."""
     records = [
         record
         for record in synthetic.calibration(10, prompts=60, mixed=0)
@@ -152,7 +152,7 @@ def test_decodes_do_not_identify_prefill_terms(tmp_path: Path, synthetic: Module
     truth = default_model()
     path = write(tmp_path / "short.jsonl", synthetic.capture(records, truth), engine_of(truth))
     fitted = fit_traces(FitConfig((path,), tmp_path / "model.json", {}, frontend="parallel"))
-    open_terms = {one.name: one for one in fitted.unidentified}
+    open_terms = {term.name: term for term in fitted.unidentified}
     assert "per_attention_token2_ms" in open_terms
     assert "longer" in open_terms["per_attention_token2_ms"].capture
     assert not fitted.model.parameters["per_attention_token2_ms"].identified
@@ -161,7 +161,7 @@ def test_decodes_do_not_identify_prefill_terms(tmp_path: Path, synthetic: Module
 def test_cached_tokens_replace_hashes(tmp_path: Path, synthetic: ModuleType) -> None:
     truth = default_model()
     hashed = synthetic.capture(synthetic.calibration(14, prompts=25, mixed=30), truth)
-    bare = [msgspec.structs.replace(one, block_hashes=None, output_block_hashes=None) for one in hashed]
+    bare = [msgspec.structs.replace(record, block_hashes=None, output_block_hashes=None) for record in hashed]
     models = [
         fit_traces(
             FitConfig(
@@ -172,7 +172,7 @@ def test_cached_tokens_replace_hashes(tmp_path: Path, synthetic: ModuleType) -> 
     ]
     assert models[0].parameters == models[1].parameters
     assert models[1].diagnostics["cached_agreement"] is None
-    blind = [msgspec.structs.replace(one, cached_tokens=None) for one in bare]
+    blind = [msgspec.structs.replace(record, cached_tokens=None) for record in bare]
     path = write(tmp_path / "blind.jsonl", blind, engine_of(truth))
     with pytest.raises(InputError, match="neither block_hashes nor cached_tokens"):
         fit_traces(FitConfig((path,), tmp_path / "m.json", {}))
@@ -198,7 +198,7 @@ def test_too_small_capture_is_rejected(tmp_path: Path, synthetic: ModuleType) ->
             fit_traces(FitConfig(traces, tmp_path / "model.json", {}))
 
 
-def test_the_command_writes_a_model(tmp_path: Path, synthetic: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_command_writes_a_model(tmp_path: Path, synthetic: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     truth = default_model()
     path = write(tmp_path / "trace.jsonl.zst", synthetic.capture(synthetic.calibration(12), truth), None)
     (tmp_path / "shape.toml").write_text('[sim.calibrate]\napi-server = "serial"\n')
@@ -251,9 +251,9 @@ def test_outliers_and_many_decodes_do_not_move_the_prefills() -> None:
 
 def test_no_parameter_is_negative() -> None:
     rows = observations([[1.0, n] for n in range(1, 41)], [100.0 - n for n in range(1, 41)], [True] * 40)
-    found = solve(rows, [0, 1]).parameters
-    assert found[1] == 0.0
-    assert found[0] > 0.0
+    parameters = solve(rows, [0, 1]).parameters
+    assert parameters[1] == 0.0
+    assert parameters[0] > 0.0
 
 
 def test_noise_by_step_length_and_autocorrelation() -> None:
@@ -270,12 +270,12 @@ def test_noise_by_step_length_and_autocorrelation() -> None:
     for row in counts:
         seen.append((10.0 * row[0] + row[1]) * luck.factor(now_ms, 10.0 * row[0] + row[1]))
         now_ms += seen[-1]
-    found = estimate_noise(observations(counts, seen, [row[1] > 0 for row in counts]), vector(10.0, 1.0))
-    assert found.step_ms == (10.0, 400.0)
-    for logs, spread in zip(found.step_log_ratio, (0.2, 0.02), strict=True):
+    estimate = estimate_noise(observations(counts, seen, [row[1] > 0 for row in counts]), vector(10.0, 1.0))
+    assert estimate.step_ms == (10.0, 400.0)
+    for logs, spread in zip(estimate.step_log_ratio, (0.2, 0.02), strict=True):
         assert logs[LEVELS.index(0.9)] - logs[LEVELS.index(0.1)] == pytest.approx(2 * 1.2816 * spread, rel=0.15)
-    assert found.autocorrelated_share == pytest.approx(0.5, abs=0.1)
-    assert found.correlation_time_ms == pytest.approx(300.0, rel=0.5)
+    assert estimate.autocorrelated_share == pytest.approx(0.5, abs=0.1)
+    assert estimate.correlation_time_ms == pytest.approx(300.0, rel=0.5)
 
 
 def test_merged_steps_have_less_noise() -> None:
@@ -296,8 +296,8 @@ def test_late_read_is_no_fast_step() -> None:
 def test_api_server_noise_excludes_step_noise() -> None:
     """An API server of 20 ms that varies by 10 % before steps of 10 ms that vary by 20 %: 2 ms each."""
     rng = np.random.default_rng(8)
-    steps = [10.0 * float(np.exp(0.2 * one)) for one in rng.standard_normal(1200)]
-    fronts = [20.0 * float(np.exp(0.1 * one)) for one in rng.standard_normal(400)]
+    steps = [10.0 * float(np.exp(0.2 * normal)) for normal in rng.standard_normal(1200)]
+    fronts = [20.0 * float(np.exp(0.1 * normal)) for normal in rng.standard_normal(400)]
     alone = observations([[1.0]] * 800, steps[:800], [False] * 800)
     opening = observations(
         [[1.0, *[0.0] * (RECEIVED - 1), 1.0]] * 400,
@@ -313,14 +313,14 @@ def test_api_server_noise_excludes_step_noise() -> None:
 
 
 def test_drift_is_the_variation_between_captures() -> None:
-    """Six captures of one engine, each steady, at speeds that differ by 10 %; then one alone, which says nothing."""
+    """Six captures of one engine, steady, at speeds that differ by 10 %; then a single capture: no drift is fitted."""
     rng = np.random.default_rng(5)
     parts = []
     for speed in np.exp(0.1 * rng.standard_normal(6)):
         seen = (10.0 * speed * np.exp(0.05 * rng.standard_normal(400))).tolist()
         parts.append(observations([[1.0]] * 400, seen, [False] * 400))
     speeds = [np.median(np.log(part.measured_ms / 10.0)) for part in parts]
-    # Steady captures tell nothing of the next: a seventh differs from the six by s and by what their mean is off.
+    # A further capture differs from the six by s and by the error of their mean.
     expected = float(np.sqrt(np.var(speeds, ddof=1) * (1 + 1 / 6)))
     drift = estimate_drift(Observations.join(parts), vector(10.0))
     assert drift.log_sd == pytest.approx(expected, rel=1e-4)
@@ -336,7 +336,7 @@ def test_drift_is_the_variation_between_captures() -> None:
 
 
 def test_terms_are_selected_on_held_out_data() -> None:
-    """Two captures of an engine with a cost per chunk, and of one without: taken in where it is, left out where not."""
+    """Two captures of an engine with a cost per chunk, and two without it: the term is selected only with the cost."""
     rng = np.random.default_rng(6)
 
     def captures(chunk_ms: float) -> Observations:
@@ -357,21 +357,21 @@ def test_terms_are_selected_on_held_out_data() -> None:
 
     assert choose_terms(captures(10.0), same)[-1].extra_terms == ("per_prefill_chunk_ms",)
     assert choose_terms(captures(0.0), same)[-1].extra_terms == ()
-    # A term without which the TTFTs of no run come out comes in, whatever the intervals say.
-    tells = choose_terms(captures(0.3), lambda fold, parameters: 0.0 if parameters[CHUNKS] else 1.0)
-    assert tells[-1].extra_terms == ("per_prefill_chunk_ms",)
+    # A term that every simulated TTFT needs is selected, whatever its effect on intervals.
+    selections = choose_terms(captures(0.3), lambda fold, parameters: 0.0 if parameters[CHUNKS] else 1.0)
+    assert selections[-1].extra_terms == ("per_prefill_chunk_ms",)
 
 
 def test_aborted_request_without_token_is_waiting() -> None:
-    """Its TTFT is longer than its time; an error, and an end without times, tell nothing."""
+    """Its TTFT is longer than its time. An error and an end without times are not used."""
     records = [
         Record(request_id=RequestId("left"), status="client_abort", e2e_ms=7.0),
         Record(request_id=RequestId("failed"), status="error", e2e_ms=8.0),
         Record(request_id=RequestId("gone"), status="client_abort"),
         Record(request_id=RequestId("seen"), ttft_ms=9.0, e2e_ms=30.0),
     ]
-    found = requests_of(records, [0] * 4, [5.0] * 4)
-    assert (found.request.tolist(), found.measured_ms.tolist(), found.censored.tolist()) == (
+    observed = requests_of(records, [0] * 4, [5.0] * 4)
+    assert (observed.request.tolist(), observed.measured_ms.tolist(), observed.censored.tolist()) == (
         [0, 3],
         [7.0, 9.0],
         [True, False],

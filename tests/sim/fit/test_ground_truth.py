@@ -34,43 +34,43 @@ def learn(
 
 def widths(model: Model) -> np.ndarray:
     """Each parameter's interval, as a share of its value."""
-    return np.array([((one.high or 0.0) - (one.low or 0.0)) / one.value for one in model.parameters.values()])
+    return np.array([((term.high or 0.0) - (term.low or 0.0)) / term.value for term in model.parameters.values()])
 
 
 def test_parameters_are_within_5_percent_or_interval(tmp_path: Path) -> None:
     truth = default_model()
-    found = learn(tmp_path, truth, seed=1, spread=0.05, flags="--number 78")
+    fitted = learn(tmp_path, truth, seed=1, spread=0.05, flags="--number 78")
     for name, parameter in truth.parameters.items():
-        got = found.parameters[name]
+        got = fitted.parameters[name]
         assert got.identified
         near = abs(got.value / parameter.value - 1.0) <= 0.05
         assert near or (got.low or 0.0) <= parameter.value <= (got.high or 0.0), name
 
 
-def test_one_round_identifies_a_noise_free_engine(tmp_path: Path) -> None:
+def test_single_round_identifies_a_noise_free_engine(tmp_path: Path) -> None:
     slow = default_model()
     faster = {
-        name: msgspec.structs.replace(one, value=one.value / 10) if name.startswith(("t0", "per_")) else one
-        for name, one in slow.parameters.items()
+        name: msgspec.structs.replace(cost, value=cost.value / 10) if name.startswith(("t0", "per_")) else cost
+        for name, cost in slow.parameters.items()
     }
     truth = msgspec.structs.replace(slow, parameters=faster)
-    found = learn(tmp_path, truth, seed=2, spread=0.0, flags="--number 78")
+    fitted = learn(tmp_path, truth, seed=2, spread=0.0, flags="--number 78")
     for name, parameter in truth.parameters.items():
-        assert found.parameters[name].value == pytest.approx(parameter.value, rel=0.01), name
+        assert fitted.parameters[name].value == pytest.approx(parameter.value, rel=0.01), name
 
 
 @pytest.mark.parametrize("placement", ["parallel", "shared_core"])
 def test_delivery_term_is_fitted(tmp_path: Path, placement: FrontendPlacement) -> None:
-    """No flag tells of it: it is a term that predicts what it was not fitted on."""
+    """No flag selects the term: it is selected because it predicts held-out data."""
     delivery = Parameter(value=0.0004, unit="ms/token")
     model = default_model()
     parameters = {**model.parameters, "delivery_ms_per_prompt_token": delivery}
     truth = msgspec.structs.replace(model, parameters=parameters, frontend_placement=placement)
-    found = learn(tmp_path, truth, seed=4, spread=0.05)
+    fitted = learn(tmp_path, truth, seed=4, spread=0.05)
     # Reads that it holds up are left out, the more the longer it takes: it is found too small rather than too large.
-    assert found.parameters["delivery_ms_per_prompt_token"].value == pytest.approx(0.0004, rel=0.3)
+    assert fitted.parameters["delivery_ms_per_prompt_token"].value == pytest.approx(0.0004, rel=0.3)
     for name, parameter in model.parameters.items():
-        got = found.parameters[name]
+        got = fitted.parameters[name]
         near = abs(got.value / parameter.value - 1.0) <= 0.1
         low, high = got.low or 0.0, got.high or 0.0
         slack = (high - low) / 4  # one in twenty of 95 % misses
@@ -84,9 +84,9 @@ def test_repeated_reads_and_idle_terms_are_fitted(tmp_path: Path) -> None:
     costs |= {"rested_step_ms": 2.0, "per_rested_depth_ms": 1.2e-3}
     added = {name: Parameter(value=value, unit="ms") for name, value in costs.items()}
     truth = msgspec.structs.replace(model, parameters={**model.parameters, **added})
-    found = learn(tmp_path, truth, seed=7, spread=0.05)
+    fitted = learn(tmp_path, truth, seed=7, spread=0.05)
     for name, value in costs.items():
-        got = found.parameters[name]
+        got = fitted.parameters[name]
         assert got.identified, name
         slack = ((got.high or 0.0) - (got.low or 0.0)) / 4  # one in twenty of 95 % misses
         assert (got.low or 0.0) - slack <= value <= (got.high or 0.0) + slack, (name, got)
@@ -103,7 +103,7 @@ def test_noisy_steps_widen_intervals(tmp_path: Path) -> None:
 
 
 def test_late_responses_widen_api_server_noise(tmp_path: Path) -> None:
-    """Up to 12 ms, where the front end takes 7: no parameter holds that, so it is noise."""
+    """Up to 12 ms, where the front end needs 7: no parameter describes the delay, so it is noise."""
     truth = default_model()
     prompt, late = (
         learn(tmp_path, truth, seed=5, spread=0.05, flags="--number 78", delay_ms=delay_ms) for delay_ms in (0.0, 12.0)
@@ -112,14 +112,14 @@ def test_late_responses_widen_api_server_noise(tmp_path: Path) -> None:
 
 
 def test_unmodelled_work_widens_step_noise(tmp_path: Path) -> None:
-    """An engine that takes 20 ms for every chunk, fitted as if none did."""
+    """An engine that needs 20 ms for every chunk, fitted without a chunk term."""
     model = default_model()
     chunk = Parameter(value=20.0, unit="ms/chunk")
     truth = msgspec.structs.replace(model, parameters={**model.parameters, "per_prefill_chunk_ms": chunk})
-    blind, told = (
+    blind, extended = (
         learn(tmp_path, truth, seed=6, spread=0.05, flags="--number 78", extra_terms=terms)
         for terms in ((), ("per_prefill_chunk_ms",))
     )
-    assert told.parameters["per_prefill_chunk_ms"].value == pytest.approx(20.0, rel=0.1)
-    widest = [np.ptp(np.array(model.noise.step_log_ratio)[:, 3:-3], axis=1).max() for model in (blind, told)]
+    assert extended.parameters["per_prefill_chunk_ms"].value == pytest.approx(20.0, rel=0.1)
+    widest = [np.ptp(np.array(model.noise.step_log_ratio)[:, 3:-3], axis=1).max() for model in (blind, extended)]
     assert widest[0] > 2 * widest[1]

@@ -1,4 +1,4 @@
-"""What a fit says that its captures leave open, for want of what, and the capture that would tell."""
+"""Unidentified terms of a fit, the missing load of each, and the suggested capture."""
 
 import re
 import shlex
@@ -33,15 +33,15 @@ ALL = Coverage(
 
 
 @pytest.mark.parametrize(
-    ("changes", "parameter", "said"),
+    ("changes", "parameter", "message"),
     [
         ({"shortest_cold": 3000}, "per_prefill_token_ms", "cold prompts are all of 3,000 to 9,000 tokens"),
         ({"answers_at_once": 1}, "per_decode_ms", "never more than 1 outputs were generated at once"),
         ({"longest_warm": 0}, "frontend_ms_per_prompt_token", "no prompt was warm"),
     ],
 )
-def test_missing_load_is_named(changes: dict[str, int], parameter: str, said: str) -> None:
-    assert lack(parameter, replace(ALL, **changes)) == said
+def test_missing_load_is_reported(changes: dict[str, int], parameter: str, message: str) -> None:
+    assert lack(parameter, replace(ALL, **changes)) == message
     assert lack(parameter, ALL) is None
 
 
@@ -73,16 +73,16 @@ def fit(folder: Path, flags: str) -> Fitted:
 )
 def test_incomplete_load_leaves_terms_unidentified(tmp_path: Path, load: str, lacking: dict[str, str]) -> None:
     fitted = fit(tmp_path, f"--number 60 --output-tokens 8:24 {load}")
-    found = {one.name: one for one in fitted.unidentified}
-    said = "\n".join(describe_open(fitted.unidentified, fitted.model.diagnostics["next_capture"])).replace(
+    unidentified = {term.name: term for term in fitted.unidentified}
+    text = "\n".join(describe_open(fitted.unidentified, fitted.model.diagnostics["next_capture"])).replace(
         " \\\n   ", ""
     )
     for name, why in lacking.items():
-        assert found[name].why.startswith(why)
+        assert unidentified[name].why.startswith(why)
         assert not fitted.model.parameters[name].identified
-        assert f"  {name}: {why}" in said
-    # And what would tell is a command that loadgen takes, of prompts that the engine does.
-    command = re.search(r"^  loadgen (.*)$", said, re.MULTILINE)
+        assert f"  {name}: {why}" in text
+    # The suggested capture is a valid loadgen command, with prompts that fit the engine.
+    command = re.search(r"^  loadgen (.*)$", text, re.MULTILINE)
     assert command is not None
     config = parse_config(shlex.split(command[1]))
     assert (config.pattern, str(config.prompt_tokens)) == ("calibration", "64:10000")

@@ -1,4 +1,4 @@
-"""Fits on ordinary traffic: what it does not identify is drawn towards defaults, and marked."""
+"""Fits on ordinary traffic: unidentified terms are regularized towards defaults and marked."""
 
 from pathlib import Path
 
@@ -41,6 +41,6 @@ def test_forecast_with_unidentified_terms_gives_a_warning(folder: Path, model: M
     path = folder / "calibration-1.jsonl"
     arrivals = plan_arrivals(*load_trace(path), model.engine.block_size, path=str(path))
     point = run_point(arrivals, model.engine, model)
-    assert any("per_decode_ms is not identified (" in one for one in open_parameters(model, point))
+    assert any("per_decode_ms is not identified (" in warning for warning in open_parameters(model, point))
     # The designed capture had prompts and contexts as long; sessions alone did not.
-    assert any("tokens behind" in one for one in beyond_fit(point, model))
+    assert any("tokens behind" in warning for warning in beyond_fit(point, model))

@@ -25,7 +25,7 @@ OVERLAPPING_MS = [400.0 * number if number < 12 else 20_000.0 for number in rang
 
 
 def capture(path: Path, model: Model, arrivals_ms: Sequence[float] = OVERLAPPING_MS) -> Path:
-    """Requests, and what an engine of this model makes of them without noise."""
+    """Requests, and their capture on an engine of this model without noise."""
     meta, records = Meta(source="tap", block_size=BLOCK_SIZE), []
     for number, arrival_ms in enumerate(arrivals_ms):
         hashes = [BlockHash(100 * number + block) for block in range(10)]
@@ -48,7 +48,7 @@ def capture(path: Path, model: Model, arrivals_ms: Sequence[float] = OVERLAPPING
 
 
 def slower(model: Model, factor: float) -> Model:
-    costs = {name: msgspec.structs.replace(one, value=one.value * factor) for name, one in model.parameters.items()}
+    costs = {name: msgspec.structs.replace(cost, value=cost.value * factor) for name, cost in model.parameters.items()}
     return msgspec.structs.replace(model, parameters=costs)
 
 
@@ -76,7 +76,7 @@ def test_pace_of_a_slower_engine(tmp_path: Path) -> None:
         (1.04, 0.5, 0.0, "too uncertain to say"),
     ],
 )
-def test_model_fits_within_its_captures_variation(
+def test_model_fits_within_the_variation_of_captures(
     factor: float, log_sd: float, drift_log_sd: float, verdict: str
 ) -> None:
     model = msgspec.structs.replace(default_model(), drift_log_sd=drift_log_sd)
@@ -97,9 +97,9 @@ def test_scaling_trace_cannot_validate_the_model(tmp_path: Path, capsys: pytest.
     ]
     assert main(argv) == 0
     assert "pace: steps of c.jsonl took 0.800 of the model's time" in capsys.readouterr().out
-    found = load_model(tmp_path / "n.json")
-    assert found.parameters["t0_ms"].value == pytest.approx(0.8 * model.parameters["t0_ms"].value, rel=1e-3)
-    assert found.diagnostics["pace"]["freedom"] == found.drift_freedom
+    scaled = load_model(tmp_path / "n.json")
+    assert scaled.parameters["t0_ms"].value == pytest.approx(0.8 * model.parameters["t0_ms"].value, rel=1e-3)
+    assert scaled.diagnostics["pace"]["freedom"] == scaled.drift_freedom
     with pytest.raises(InputError, match=r"c\.jsonl: the model was fitted on this trace"):
         main(["validate", str(path), "--latency-model", str(tmp_path / "n.json")])
 
@@ -111,8 +111,8 @@ def test_capture_of_several_engines_is_rejected(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "two.jsonl", meta) as writer:
         for record in records:
             writer.write(record)
-    said = r"two\.jsonl: requests of 2 upstreams; expected a capture of one engine"
-    with pytest.raises(InputError, match=said):
+    message = r"two\.jsonl: requests of 2 upstreams; expected a capture of one engine"
+    with pytest.raises(InputError, match=message):
         main(["calibrate", str(tmp_path / "two.jsonl"), "-o", str(tmp_path / "model.json"), "--num-gpu-blocks", "800"])
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         capture_steps(meta, records, default_model(), "two.jsonl")

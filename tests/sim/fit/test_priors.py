@@ -1,4 +1,4 @@
-"""Defaults of open terms, in the regression that solves for the others."""
+"""Defaults of open terms, in the regression for the identified terms."""
 
 import numpy as np
 import pytest
@@ -15,14 +15,14 @@ FREE = [STEPS, PREFILL_TOKENS, DECODES, KV_TOKENS]
 
 
 def observed(costs: dict[int, float], seed: int, spread: float = 0.0, rows: int = 120) -> Observations:
-    """Intervals of random makeup that these costs take, times a log-normal factor each; four of a session."""
+    """Durations of random steps at these costs, times a log-normal factor each; four per session."""
     random = np.random.default_rng(seed)
     counts = np.zeros((rows, len(TERMS)))
     counts[:, STEPS] = 1.0
     counts[::2, PREFILL_TOKENS] = random.integers(1, 2_000, rows // 2)
     counts[:, DECODES] = random.integers(0, 8, rows)
     counts[:, KV_TOKENS] = counts[:, DECODES] * random.integers(10, 9_000, rows)
-    counts[:, [one for one in FREE if one not in costs]] = 0.0
+    counts[:, [position for position in FREE if position not in costs]] = 0.0
     truth = np.zeros(len(TERMS))
     truth[list(costs)] = list(costs.values())
     return Observations(
@@ -50,7 +50,7 @@ COSTS = st.fixed_dictionaries(
 @given(costs=COSTS, seed=st.integers(0, 99))
 @settings(max_examples=15, deadline=None)
 def test_default_is_a_regularization_row(costs: dict[int, float], seed: int) -> None:
-    """Against the stacked system that says the same, solved without normal equations."""
+    """Equal to the stacked least-squares system, solved without normal equations."""
     names = ["per_decode_ms", "per_kv_token_ms", "frontend_base_ms"]
     parameters = np.zeros(len(TERMS))
     parameters[list(costs)] = list(costs.values())
@@ -64,13 +64,13 @@ def test_default_is_a_regularization_row(costs: dict[int, float], seed: int) -> 
     assert np.linalg.solve(rows.T @ rows + more, rows.T @ targets + of_it) == pytest.approx(oracle, rel=1e-4, abs=1e-9)
 
 
-def test_term_without_counts_is_its_default() -> None:
+def test_term_without_counts_has_the_default() -> None:
     costs = {STEPS: 10.0, PREFILL_TOKENS: 0.02}
     seen = observed(costs, seed=1)
     assumed = default_priors(["per_decode_ms", "prefill_step_ms"], solve(seen, FREE).parameters)
-    found = solve(seen, FREE, assumed).parameters
-    assert found[DECODES] == pytest.approx(1.0)
-    assert found[[STEPS, PREFILL_TOKENS]] == pytest.approx([10.0, 0.02])
+    parameters = solve(seen, FREE, assumed).parameters
+    assert parameters[DECODES] == pytest.approx(1.0)
+    assert parameters[[STEPS, PREFILL_TOKENS]] == pytest.approx([10.0, 0.02])
     draws = bootstrap(seen, solve(seen, FREE).weights, FREE, 200, 0, assumed=assumed)[:, DECODES]
     assert np.mean(draws) == pytest.approx(1.08, abs=0.15)  # of a deviation of 1, cut at 0
     assert np.std(draws) == pytest.approx(0.78, abs=0.15)

@@ -26,7 +26,7 @@ def interrupted_at(number: int, called: Callable[Parameters, Result]) -> Callabl
 
 
 def write_shared(path: Path, count: int, every_ms: float, prefix_of: Callable[[int], int] = lambda n: n % 5) -> None:
-    """Write requests on prefixes of 28 blocks, by default five in turn, each with two blocks of its own."""
+    """Write requests on prefixes of 28 blocks, by default five in turn, each with two unique blocks."""
     with TraceWriter(path, Meta(block_size=32)) as writer:
         for number in range(count):
             prefix = [BlockHash(prefix_of(number) * 100 + block) for block in range(28)]

@@ -25,10 +25,10 @@ def captures(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) ->
     """Two captures of one engine."""
     folder = tmp_path_factory.mktemp("calibrate")
     model = default_model()
-    told = Engine(name="vllm", version="0.9", block_size=32, num_gpu_blocks=4096, enable_prefix_caching=True)
+    recorded = Engine(name="vllm", version="0.9", block_size=32, num_gpu_blocks=4096, enable_prefix_caching=True)
     for name, seed in (("fit", 1), ("gate", 2)):
         records = synthetic.capture(synthetic.calibration(seed, prompts=30, mixed=60), model, seed=seed)
-        with TraceWriter(folder / f"{name}.jsonl", Meta(source="tap", block_size=32, engine=told)) as writer:
+        with TraceWriter(folder / f"{name}.jsonl", Meta(source="tap", block_size=32, engine=recorded)) as writer:
             for record in records:
                 writer.write(record)
     return folder
@@ -56,15 +56,15 @@ def test_calibrate_fits_then_validates(captures: Path, tmp_path: Path, capsys: p
     assert max(len(line) for line in printed.err.splitlines() if str(model) not in line) <= 100
     fitted = load_model(model)
     assert fitted.diagnostics["engine"] == {"name": "vllm", "version": "0.9"}
-    assert [one.digest for one in fitted.fitted_on] == [trace_digest(captures / "fit.jsonl")]
+    assert [trace.digest for trace in fitted.fitted_on] == [trace_digest(captures / "fit.jsonl")]
     (kept,) = read_verdicts(model, fitted)
     assert (kept.trace, kept.trace_digest, kept.gates) == (
         "gate.jsonl",
         trace_digest(gate),
         len(result["gates"]) - len(kept.untested),
     )
-    told = [len(kept.failed), len(kept.uncertain)]
-    assert told == [sum(not one["passed"] and one["uncertain"] == open_ for one in result["gates"]) for open_ in (0, 1)]
+    sums = [len(kept.failed), len(kept.uncertain)]
+    assert sums == [sum(not row["passed"] and row["uncertain"] == open_ for row in result["gates"]) for open_ in (0, 1)]
     # A fit alone and sim validate give the same.
     alone = tmp_path / "alone.json"
     fit_flags, gate_flags = (*QUICK[:2], *shape(captures)), QUICK[2:]
@@ -77,16 +77,16 @@ def test_calibrate_fits_then_validates(captures: Path, tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (("--against", "fit.jsonl"), "--against fit.jsonl: the model was fitted on this trace"),
         (("--against", "gate.jsonl", "again.jsonl", "--html", "p.html"), "--html: one page is of one capture"),
         (("--against", "gate.jsonl", "--members", "0"), "--members 0: expected 1 or more"),
     ],
 )
-def test_rejected_input(captures: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], said: str) -> None:
+def test_rejected_input(captures: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], message: str) -> None:
     monkeypatch.chdir(captures)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         main(["calibrate", "-o", "never.json", "fit.jsonl", *flags])
     assert not Path("never.json").exists()
 

@@ -15,8 +15,8 @@ from tracefile.records.errors import InputError
 
 
 def row(name: str, **measures: Measure) -> ForecastPoint:
-    found = {key.replace("__", "."): measure for key, measure in measures.items()}
-    return ForecastPoint(name=name, settings={}, members=9, measures=found)
+    named = {key.replace("__", "."): measure for key, measure in measures.items()}
+    return ForecastPoint(name=name, settings={}, members=9, measures=named)
 
 
 def span(middle: float | None, low: float | None = None, high: float | None = None) -> Span:
@@ -46,11 +46,11 @@ LONG = Measure(value=span(None, 5000.0))
 )
 def test_scenario_passes_if_members_agree(gate: str, passed: bool, sure: bool) -> None:
     measures = {"hit_rate": HITS, "ttft__all__p95": TTFT, "ttft__all__p99": LONG}
-    (found,) = evaluate([parse_limit("--gate", gate, KEYS)], [row("x", **measures)])
-    assert (found.passed, found.sure) == (passed, sure)
+    (evaluation,) = evaluate([parse_limit("--gate", gate, KEYS)], [row("x", **measures)])
+    assert (evaluation.passed, evaluation.sure) == (passed, sure)
 
 
-def test_without_a_scenario_the_base_is_evaluated() -> None:
+def test_base_is_evaluated_without_scenarios() -> None:
     rows = [
         replace(row(name, hit_rate=Measure(value=span(middle))), kind=kind)
         for name, kind, middle in (("c", "capture", 0.9), ("b", "base", 0.4))

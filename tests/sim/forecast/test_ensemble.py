@@ -61,21 +61,21 @@ def drawn_model() -> Model:
 def test_member_equals_a_single_run(arrivals: Arrivals) -> None:
     model = drawn_model()
     drawn = members(model, 4, seed=5)
-    found = forecast(arrivals, model.engine, drawn, seed=None)
-    assert found.members == 4
+    ensemble = forecast(arrivals, model.engine, drawn, seed=None)
+    assert ensemble.members == 4
     for number, member in enumerate(drawn):
         alone = simulate(objects(arrivals), model.engine, member)
-        for place, request_run in enumerate(alone.runs):
-            assert OUTCOMES[found.outcome[number, place]] == request_run.outcome
-            assert found.arrival_ms[number, place] == request_run.arrival_ms
-            assert nan_or(found.ttft_ms[number, place]) == request_run.ttft_ms
-            assert nan_or(found.e2e_ms[number, place]) == request_run.e2e_ms
-            assert found.output_tokens[number, place] == len(request_run.token_steps)
+        for position, request_run in enumerate(alone.runs):
+            assert OUTCOMES[ensemble.outcome[number, position]] == request_run.outcome
+            assert ensemble.arrival_ms[number, position] == request_run.arrival_ms
+            assert nan_or(ensemble.ttft_ms[number, position]) == request_run.ttft_ms
+            assert nan_or(ensemble.e2e_ms[number, position]) == request_run.e2e_ms
+            assert ensemble.output_tokens[number, position] == len(request_run.token_steps)
             cached = None if request_run.request is None else request_run.request.cached_tokens
-            assert found.cached_tokens[number, place] == (-1 if cached is None else cached)
-        assert found.gaps_ms[number].tolist() == [gap for request_run in alone.runs for gap in request_run.itl_ms]
-    assert [OUTCOMES[code] for code in found.outcome[0, -2:]] == ["aborted", "as_recorded"]
-    assert math.isnan(found.ttft_ms[0, -2])
+            assert ensemble.cached_tokens[number, position] == (-1 if cached is None else cached)
+        assert ensemble.gaps_ms[number].tolist() == [gap for request_run in alone.runs for gap in request_run.itl_ms]
+    assert [OUTCOMES[code] for code in ensemble.outcome[0, -2:]] == ["aborted", "as_recorded"]
+    assert math.isnan(ensemble.ttft_ms[0, -2])
 
 
 def nan_or(value: float) -> float | None:
@@ -85,11 +85,11 @@ def nan_or(value: float) -> float | None:
 def test_draws_are_used_evenly() -> None:
     model = drawn_model()
     t0 = model.parameters["t0_ms"].value
-    taken = [member.costs[STEPS] / t0 for member in members(model, 6, seed=0)]
-    assert sorted(round(share, 9) for share in taken) == [0.9, 0.9, 1.0, 1.0, 1.3, 1.3]
+    shares = [member.costs[STEPS] / t0 for member in members(model, 6, seed=0)]
+    assert sorted(round(share, 9) for share in shares) == [0.9, 0.9, 1.0, 1.0, 1.3, 1.3]
 
 
-def test_drift_is_one_speed_per_member() -> None:
+def test_drift_is_a_constant_speed_per_member() -> None:
     model = msgspec.structs.replace(default_model(), drift_log_sd=0.1)
     drawn = members(model, 101, seed=0)
     speeds = np.array([member.costs[STEPS] / model.costs[STEPS] for member in drawn])
@@ -124,16 +124,16 @@ def test_scenarios_share_random_numbers(arrivals: Arrivals) -> None:
 
 def test_gaps_are_thinned(arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch) -> None:
     config, drawn = default_model().engine, [default_model()]
-    whole = forecast(arrivals, config, drawn, seed=7).gaps_ms[0]
+    complete = forecast(arrivals, config, drawn, seed=7).gaps_ms[0]
     monkeypatch.setattr("sim.forecast.ensemble.MOST_GAPS", 100)
     thinned = forecast(arrivals, config, drawn, seed=7).gaps_ms[0]
-    step = -(-len(whole) // 100)
-    np.testing.assert_array_equal(thinned, whole[::step])
+    step = -(-len(complete) // 100)
+    np.testing.assert_array_equal(thinned, complete[::step])
 
 
 def test_intervals_are_order_statistics_and_may_be_open() -> None:
-    found = interval(np.array([*range(1, 20), np.inf]))
-    assert found == (10.0, 1.0, math.inf)
+    result = interval(np.array([*range(1, 20), np.inf]))
+    assert result == (10.0, 1.0, math.inf)
     assert interval(np.array([1.0, np.inf, np.inf, np.inf]))[0] == np.inf
     assert math.isnan(interval(np.array([np.nan]))[0])
 
@@ -146,17 +146,17 @@ def test_processes_give_the_same_members(arrivals: Arrivals) -> None:
     assert len(calls) == 5
     for name in ("outcome", "arrival_ms", "ttft_ms", "e2e_ms", "output_tokens", "cached_tokens", "preemptions"):
         np.testing.assert_array_equal(getattr(alone, name), getattr(several, name))
-    for one, other in zip(alone.gaps_ms, several.gaps_ms, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for first, second in zip(alone.gaps_ms, several.gaps_ms, strict=True):
+        np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    ("number", "code", "said"),
+    ("number", "code", "message"),
     [(signal.SIGINT, 130, b""), (signal.SIGKILL, 2, b"sim: error: a worker process died, ")],
 )
-def test_interrupts_and_dead_processes_are_one_line(
-    number: signal.Signals, code: int, said: bytes, tmp_path: Path
+def test_interrupts_and_dead_processes_print_a_single_line(
+    number: signal.Signals, code: int, message: bytes, tmp_path: Path
 ) -> None:
     """Ctrl-C reaches all processes of the command; SIGKILL one of its workers."""
     write_shared(tmp_path / "shared.jsonl", 60, 400.0)
@@ -176,18 +176,18 @@ def test_interrupts_and_dead_processes_are_one_line(
             os.killpg(process.pid, signal.SIGKILL)
             raise
     lines = [line for line in errors.splitlines() if not line.startswith(b"forecasts: ")]
-    assert (process.returncode, output, len(lines)) == (code, b"", int(bool(said))), lines
-    assert b"".join(lines).startswith(said)
-    while session(process.pid):  # those behind them see it soon
+    assert (process.returncode, output, len(lines)) == (code, b"", int(bool(message))), lines
+    assert b"".join(lines).startswith(message)
+    while session(process.pid):  # child processes exit soon after
         time.sleep(0.01)
 
 
 def session(leader: int) -> list[tuple[int, int]]:
     """Ids of the processes of a session, with their parents'."""
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             words = path.read_text().rpartition(") ")[2].split()
             if int(words[3]) == leader and words[0] != "Z":
-                found.append((int(path.parent.name), int(words[1])))
-    return found
+                processes.append((int(path.parent.name), int(words[1])))
+    return processes

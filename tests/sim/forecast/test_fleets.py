@@ -46,8 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def what_if(folder: Path, trace: str, capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, object]:
     model = ["--latency-model", str(folder / "model.json")]
     assert main(["what-if", str(folder / trace), *model, *MEMBERS, "--json", *flags]) == 0
-    found: dict[str, object] = json.loads(capsys.readouterr().out)
-    return found
+    result: dict[str, object] = json.loads(capsys.readouterr().out)
+    return result
 
 
 def test_replicas_and_routes_are_scenarios_with_effects(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,9 +62,9 @@ def test_replicas_and_routes_are_scenarios_with_effects(folder: Path, capsys: py
     assert aware["measures"]["hit_rate"]["difference"]["middle"] == 0.0
 
 
-def asked(found: dict[str, Any]) -> list[dict[str, Any]]:
+def scenario_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the base and the scenarios."""
-    return [row for row in found["points"] if row["kind"] in ("base", "scenario")]
+    return [row for row in result["points"] if row["kind"] in ("base", "scenario")]
 
 
 def middles(row: dict[str, Any], *names: str) -> list[float]:
@@ -79,29 +79,29 @@ def test_capture_of_several_engines_is_forecast(folder: Path, capsys: pytest.Cap
 
 
 def test_capture_of_several_engines_is_validated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same requests keep one engine three times as busy as each of three, nearly: the busiest tells."""
+    """A single engine has about three times the utilization of each of three; the busiest is reported."""
     busy = []
     for trace in ("one.jsonl", "three.jsonl"):
         flags = ["--latency-model", str(folder / "model.json"), *MEMBERS, "--json", "--no-default-gates"]
         assert main(["validate", str(folder / trace), *flags]) == 0
-        said = capsys.readouterr()
-        busy.append(json.loads(said.out)["forecasts"]["predicted"]["utilization"])
-    assert "three.jsonl: requests of 3 upstreams; expected a capture of one engine" in said.err
+        printed = capsys.readouterr()
+        busy.append(json.loads(printed.out)["forecasts"]["predicted"]["utilization"])
+    assert "three.jsonl: requests of 3 upstreams; expected a capture of one engine" in printed.err
     assert busy[1] < 0.6 * busy[0]
 
 
-def test_one_replica_equals_one_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = what_if(folder, "one.jsonl", capsys, "--replicas", "1,2")
-    rows = found["points"]
+def test_single_replica_equals_a_single_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = what_if(folder, "one.jsonl", capsys, "--replicas", "1,2")
+    rows = result["points"]
     assert isinstance(rows, list)
     same = next(row for row in rows if row["name"] == "1 replica")
     base = next(row for row in rows if row["kind"] == "capture")
-    assert {name: one["value"] for name, one in same["measures"].items()} == {
-        name: one["value"] for name, one in base["measures"].items()
+    assert {name: measure["value"] for name, measure in same["measures"].items()} == {
+        name: measure["value"] for name, measure in base["measures"].items()
     }
 
 
-def test_the_fleet_of_a_scenario(folder: Path) -> None:
+def test_fleet_of_a_scenario(folder: Path) -> None:
     three = read_captured(folder / "three.jsonl", load_model(folder / "model.json"))
     fleets = [
         plan(three, scenario).fleet
@@ -118,15 +118,15 @@ def test_search_for_the_fewest_replicas(folder: Path, capsys: pytest.CaptureFixt
     model = ["--latency-model", str(folder / "model.json"), "--members", "3", "--json"]
     flags = ["--minimize", "replicas", "--target", "ttft.p90<=100ms", "--between", "1,5", "--route", "prefix"]
     assert main(["search", str(folder / "one.jsonl"), *model, *flags]) == 0
-    found = json.loads(capsys.readouterr().out)
-    held = {one["settings"]["replicas"]: one["meets"] for one in found["points"]}
-    (answer,) = (one["settings"]["replicas"] for one in found["points"] if "chosen" in one["marks"])
-    assert answer == min(value for value, holds in held.items() if holds)
-    assert answer - 1 not in held or not held[answer - 1]
+    result = json.loads(capsys.readouterr().out)
+    held = {point["settings"]["replicas"]: point["meets"] for point in result["points"]}
+    (chosen,) = (point["settings"]["replicas"] for point in result["points"] if "chosen" in point["marks"])
+    assert chosen == min(value for value, holds in held.items() if holds)
+    assert chosen - 1 not in held or not held[chosen - 1]
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--replicas", "2,x"], "--replicas: x; expected a whole number"),
         (["--replicas", "2", "--route", "prefix,best"], "unknown policy"),
@@ -135,8 +135,8 @@ def test_search_for_the_fewest_replicas(folder: Path, capsys: pytest.CaptureFixt
         (["--route", "session"], "--route: without --replicas; expected both"),
     ],
 )
-def test_impossible_fleets(folder: Path, flags: list[str], said: str) -> None:
+def test_impossible_fleets(folder: Path, flags: list[str], message: str) -> None:
     command = ["what-if", str(folder / "one.jsonl"), "--latency-model", str(folder / "model.json"), *MEMBERS]
     with pytest.raises(InputError) as caught:
         main([*command, *flags])
-    assert said in str(caught.value)
+    assert message in str(caught.value)

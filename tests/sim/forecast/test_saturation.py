@@ -1,4 +1,4 @@
-"""What a load asks of an engine, on loads whose utilisation is known by hand."""
+"""Utilization of an engine, on loads whose utilization is known by hand."""
 
 import random
 
@@ -17,7 +17,7 @@ PROMPT = 1_000
 def model(
     t0_ms: float = 10.0, decode_ms: float = 0.0, max_num_seqs: int = 256, max_num_batched_tokens: int = PROMPT
 ) -> Model:
-    """A step of 10 ms and 0.1 ms for a prompt token: 1,000 of them, alone in a step, take 110 ms."""
+    """A step of 10 ms and 0.1 ms for a prompt token: 1,000 prompt tokens, alone in a step, need 110 ms."""
     step = {"t0_ms": t0_ms, "per_prefill_token_ms": 0.1, "per_decode_ms": decode_ms}
     config = EngineConfig(
         num_gpu_blocks=20_000,
@@ -60,15 +60,15 @@ def test_utilization_of_a_single_server(utilization: float) -> None:
 def test_decodes_cost_their_share_of_a_full_batch() -> None:
     """100 tokens each, at 1 ms a request beside a step's 10: in a batch of 8 a token takes 18 / 8 ms of the engine, so
     that 10 requests a second ask for a second of prompts, a second of tokens, and steps of batches of 8."""
-    found = load(poisson(400, 100.0, output_tokens=101), model(decode_ms=1.0, max_num_seqs=8))
+    utilization = load(poisson(400, 100.0, output_tokens=101), model(decode_ms=1.0, max_num_seqs=8))
     # 8 requests: 800 ms of prompt in 8 steps and 101 steps between them, less what prompts' and tokens' steps share.
-    assert found == pytest.approx(2.0 / (1_600 / (1_600 + 10 * 105)), rel=0.06)
+    assert utilization == pytest.approx(2.0 / (1_600 / (1_600 + 10 * 105)), rel=0.06)
 
 
-def test_requests_of_one_step() -> None:
+def test_requests_of_a_single_step() -> None:
     """20 prompts in one step of 2,010 ms."""
-    found = load(poisson(20, 1_000.0), model(max_num_batched_tokens=20 * PROMPT))
-    assert found == pytest.approx(0.1 / (2_000 / 2_010), rel=1e-6)
+    utilization = load(poisson(20, 1_000.0), model(max_num_batched_tokens=20 * PROMPT))
+    assert utilization == pytest.approx(0.1 / (2_000 / 2_010), rel=1e-6)
 
 
 def test_single_arrival_has_no_rate() -> None:

@@ -1,4 +1,4 @@
-"""What differs, out of flags, and what becomes of the load then."""
+"""Scenarios parsed from flags, and the load of each scenario."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ def captured(records: list[Record], *, paced: bool) -> Captured:
 
 def test_values_and_flags_give_rows() -> None:
     assert parsed() == []
-    assert [one.name for one in parsed("--rate", "0.5,1,2", "--max-num-seqs", "8,16", "--cold-prompts")] == [
+    assert [scenario.name for scenario in parsed("--rate", "0.5,1,2", "--max-num-seqs", "8,16", "--cold-prompts")] == [
         "cold prompts, rate ×0.5, max-num-seqs 8",
         "cold prompts, rate ×0.5, max-num-seqs 16",
         "cold prompts, max-num-seqs 8",
@@ -39,7 +39,7 @@ def test_values_and_flags_give_rows() -> None:
         "cold prompts, rate ×2, max-num-seqs 8",
         "cold prompts, rate ×2, max-num-seqs 16",
     ]
-    assert [one.name for one in parsed("--no-prefix-caching")] == ["prefix caching off"]
+    assert [scenario.name for scenario in parsed("--no-prefix-caching")] == ["prefix caching off"]
 
 
 def test_base_applies_to_every_scenario() -> None:
@@ -47,25 +47,25 @@ def test_base_applies_to_every_scenario() -> None:
     assert base == Scenario({"num_gpu_blocks": 29_600, "block_size": 512, "enable_prefix_caching": False}, 0.1)
     parser = Parser("sim what-if")
     add_scenario_flags(parser)
-    found = scenarios_of(parser.parse_args(["--num-gpu-blocks", "29600,14800"]), base)
-    assert [one.name_beside(base) for one in found] == ["num-gpu-blocks 14800"]
-    assert (found[0].rate, found[0].settings["block_size"]) == (0.1, 512)
+    scenarios = scenarios_of(parser.parse_args(["--num-gpu-blocks", "29600,14800"]), base)
+    assert [scenario.name_beside(base) for scenario in scenarios] == ["num-gpu-blocks 14800"]
+    assert (scenarios[0].rate, scenarios[0].settings["block_size"]) == (0.1, 512)
     other = Scenario({}, events=("kill:0@1s",), cold_prompts=True)
     assert Scenario({}).name_beside(other) == "no cold-prompts, no event"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("rate=fast", "--base rate: 'fast'; expected a number above 0"),
         ("num-gpu-blocks", "--base num-gpu-blocks: ''; expected a whole number"),
         ("cache=4", "--base: 'cache=4'; expected some of cold-prompts, rate=X, num-gpu-blocks=N"),
     ],
 )
-def test_invalid_base_is_one_line(text: str, said: str) -> None:
+def test_invalid_base_prints_a_single_line(text: str, message: str) -> None:
     with pytest.raises(InputError) as refused:
         parse_base(text)
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)
 
 
 def test_a_rate_divides_offsets_and_leaves_think_times(synthetic: ModuleType) -> None:
@@ -98,7 +98,7 @@ def test_trace_settings_complete_the_model(tmp_path: Path, synthetic: ModuleType
     assert read.paced  # it has parents
 
 
-def test_replay_trace_keeps_its_pacing(tmp_path: Path, synthetic: ModuleType) -> None:
+def test_replay_trace_keeps_the_recorded_pacing(tmp_path: Path, synthetic: ModuleType) -> None:
     for pattern, cold, paced in (("replay", False, False), ("replay-sessions", True, True)):
         path = tmp_path / f"{pattern}.jsonl"
         with TraceWriter(path, Meta(block_size=32, workload=Workload(pattern=pattern, cold_prompts=cold))) as writer:

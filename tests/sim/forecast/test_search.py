@@ -43,13 +43,13 @@ def lower_confidence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sim.forecast.points.CONFIDENCE", 0.75)
 
 
-def tried(found: ForecastGrid) -> dict[float, ForecastPoint]:
+def tried(grid: ForecastGrid) -> dict[float, ForecastPoint]:
     """Points by value of the searched quantity."""
-    return {float(point.settings[found.axes[0]] or 0.0): point for point in found.points}
+    return {float(point.settings[grid.axes[0]] or 0.0): point for point in grid.points}
 
 
-def answer(found: ForecastGrid) -> float | None:
-    return next((value for value, point in tried(found).items() if "chosen" in point.marks), None)
+def chosen_value(grid: ForecastGrid) -> float | None:
+    return next((value for value, point in tried(grid).items() if "chosen" in point.marks), None)
 
 
 def share(point: ForecastPoint) -> float:
@@ -75,34 +75,34 @@ def shares_within(folder: Path, scenarios: list[Scenario], rank: int, limit_ms: 
     model = load_model(folder / "model.json")
     captured, drawn = read_captured(folder / "shared.jsonl", model), members(model, MEMBERS, 0)
     loads = [plan(captured, scenario) for scenario in scenarios]
-    found = [forecast(load.arrivals, load.engine, drawn, seed=0).ttft_ms for load in loads]
-    return [float(np.mean(np.sort(ttft_ms, axis=1)[:, rank - 1] <= limit_ms)) for ttft_ms in found]
+    latencies_ms = [forecast(load.arrivals, load.engine, drawn, seed=0).ttft_ms for load in loads]
+    return [float(np.mean(np.sort(ttft_ms, axis=1)[:, rank - 1] <= limit_ms)) for ttft_ms in latencies_ms]
 
 
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(0, 500))
-def test_bisection_finds_the_last_passing_value(one: int, other: int, last: int) -> None:
-    """Counts that hold down to ``last``, from the large end; each is asked for once."""
-    hard, easy = min(one, other), max(one, other) + 1
-    asked: list[float] = []
+def test_bisection_finds_the_last_passing_value(first: int, second: int, last: int) -> None:
+    """Counts that hold down to ``last``, from the large end; each count is tested once."""
+    hard, easy = min(first, second), max(first, second) + 1
+    tested: list[float] = []
 
     def holds(value: float) -> bool:
-        asked.append(value)
+        tested.append(value)
         return value >= last
 
     expected = None if last > easy else float(max(last, hard))
     assert bisect(float(easy), float(hard), holds, 0.0, counts=True) == expected
-    assert len(asked) == len(set(asked)) <= 2 + 2 * easy.bit_length()
+    assert len(tested) == len(set(tested)) <= 2 + 2 * easy.bit_length()
 
 
 def test_smallest_cache_equals_exhaustive_search(folder: Path) -> None:
     """To the block; the 60th of 120 is the median."""
-    found = searched(folder, "num-gpu-blocks", "ttft.p50<=24ms", between=(60.0, 100.0), tolerance=0.0)
+    grid = searched(folder, "num-gpu-blocks", "ttft.p50<=24ms", between=(60.0, 100.0), tolerance=0.0)
     sizes = range(60, 101)
     shares = shares_within(folder, [Scenario({"num_gpu_blocks": blocks}) for blocks in sizes], 60, 24.0)
     by_size = dict(zip(sizes, shares, strict=True))
-    assert found.outcome == "found"
-    assert answer(found) == 1 + max(blocks for blocks, share in by_size.items() if share < 0.75)
-    values = tried(found)
+    assert grid.outcome == "found"
+    assert chosen_value(grid) == 1 + max(blocks for blocks, share in by_size.items() if share < 0.75)
+    values = tried(grid)
     assert {value: share(point) for value, point in values.items()} == {value: by_size[int(value)] for value in values}
     assert list(values) == sorted(values)
 
@@ -111,31 +111,31 @@ def test_unreachable_target_prints_the_best_value(folder: Path, capsys: pytest.C
     """No cache makes the front end faster than its 7 ms and a step's 4.3."""
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "4"]
     assert main([*argv, "--minimize", "num-gpu-blocks", "--target", "ttft.p50<=9ms"]) == 1
-    said = capsys.readouterr().out
-    assert said.startswith("Not reachable: ttft.p50<=9ms (all requests, n = 120) with ")
-    assert "% confidence holds at no num-gpu-blocks" in said
+    output = capsys.readouterr().out
+    assert output.startswith("Not reachable: ttft.p50<=9ms (all requests, n = 120) with ")
+    assert "% confidence holds at no num-gpu-blocks" in output
 
 
 def test_passing_end_is_the_result(folder: Path) -> None:
-    found = searched(folder, "rate", "ttft.p50<=1s", between=(0.5, 0.6), tolerance=0.05)
-    assert (found.outcome, answer(found)) == ("all hold", 0.6)
-    assert "extend it with --between" in found.headlines[0]
-    assert all(0.5 <= value <= 0.6 for value in tried(found))
+    grid = searched(folder, "rate", "ttft.p50<=1s", between=(0.5, 0.6), tolerance=0.05)
+    assert (grid.outcome, chosen_value(grid)) == ("all hold", 0.6)
+    assert "extend it with --between" in grid.headlines[0]
+    assert all(0.5 <= value <= 0.6 for value in tried(grid))
 
 
 def test_saturated_load_passes_no_target(folder: Path) -> None:
     """The limit is kept for as long as the capture lasts, and longer loads would break it."""
-    found = searched(folder, "rate", "ttft.p90<=5s", between=(1.0, 400.0), tolerance=0.1)
-    assert found.outcome == "found"
-    assert answer(found) is not None
-    assert all(point.meets is (share(point) >= 0.75 and not point.saturated) for point in found.points)
-    beyond = next(point for value, point in tried(found).items() if value > (answer(found) or 0.0))
+    grid = searched(folder, "rate", "ttft.p90<=5s", between=(1.0, 400.0), tolerance=0.1)
+    assert grid.outcome == "found"
+    assert chosen_value(grid) is not None
+    assert all(point.meets is (share(point) >= 0.75 and not point.saturated) for point in grid.points)
+    beyond = next(point for value, point in tried(grid).items() if value > (chosen_value(grid) or 0.0))
     assert beyond.saturated
     assert share(beyond) == 1.0
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--target", "ttft.p90<=500"], "--target ttft.p90<=500: expected a duration"),
         (["--between", "2,1"], "--between: '2,1'; expected two values above 0, the smaller first"),
@@ -147,15 +147,15 @@ def test_saturated_load_passes_no_target(folder: Path) -> None:
         ),
     ],
 )
-def test_bad_flags_are_one_line(folder: Path, flags: list[str], said: str) -> None:
+def test_invalid_flags_print_a_single_line(folder: Path, flags: list[str], message: str) -> None:
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--maximize", "rate"]
     with pytest.raises(InputError) as refused:
         main([*argv, "--target", "ttft.p90<=80ms", *flags])
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (
             ["host-blocks", "--between", "3,64", "--kv-bytes-per-token", "8"],
@@ -165,11 +165,11 @@ def test_bad_flags_are_one_line(folder: Path, flags: list[str], said: str) -> No
     ],
 )
 def test_impossible_search_is_rejected_first(
-    folder: Path, flags: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sim.forecast.points.forecast_load", interrupted_at(1, forecast_load))
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--minimize", *flags]
     with pytest.raises(InputError) as refused:
         main([*argv, "--target", "ttft.p90<=80ms"])
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)

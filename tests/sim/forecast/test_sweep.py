@@ -55,10 +55,10 @@ def swept(folder: Path, *flags: str) -> list[str]:
 
 
 def test_row_equals_the_scenarios_forecast(folder: Path, tmp_path: Path) -> None:
-    """Today's row is that of ``sim what-if`` with its members; the cost is 3.6 an hour over the tokens of an hour."""
-    found = json_of(main, swept(folder))
-    points = found["points"]
-    assert [(one["settings"]["replicas"], one["settings"]["num-gpu-blocks"]) for one in points] == [
+    """The base row equals ``sim what-if`` of the same members; the cost is 3.6 an hour over the tokens of an hour."""
+    result = json_of(main, swept(folder))
+    points = result["points"]
+    assert [(point["settings"]["replicas"], point["settings"]["num-gpu-blocks"]) for point in points] == [
         *((count, blocks) for count in (1, 2, 3) for blocks in (101, 300)),
         (2, default_model().engine.num_gpu_blocks),
     ]
@@ -68,14 +68,14 @@ def test_row_equals_the_scenarios_forecast(folder: Path, tmp_path: Path) -> None
     row = forecast_scenarios(config, WhatIf(base=Scenario({}, replicas=2))).points[-1]
     for name in ("ttft.all.p90", "hit_rate", "itl.p50"):
         assert today["measures"][name]["value"] == msgspec.to_builtins(row.measures[name].value)
-    for one in points:
-        value = {name: measure["value"]["middle"] for name, measure in one["measures"].items()}
+    for point in points:
+        value = {name: measure["value"]["middle"] for name, measure in point["measures"].items()}
         per_gpu = value["output_tokens_per_s_per_gpu"]
-        assert per_gpu == pytest.approx(value["output_tokens_per_s"] / one["gpus"], rel=1e-6)
+        assert per_gpu == pytest.approx(value["output_tokens_per_s"] / point["gpus"], rel=1e-6)
         assert value["cost_per_million_output_tokens"] == pytest.approx(3.6e6 / (3600.0 * per_gpu), rel=1e-4)
     # One engine keeps today's latency for half of the price, and with the smallest cache it does not.
-    assert [one["name"] for one in points if "chosen" in one["marks"]] == ["num-gpu-blocks 300, 1 replica"]
-    assert found["axes"] == ["replicas", "num-gpu-blocks"]
+    assert [point["name"] for point in points if "chosen" in point["marks"]] == ["num-gpu-blocks 300, 1 replica"]
+    assert result["axes"] == ["replicas", "num-gpu-blocks"]
 
 
 def test_two_processes_give_the_same_points(folder: Path, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_two_processes_give_the_same_points(folder: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[axes]\nreplica = [1]", "axes.replica: no such axis; expected some of cold-prompts, rate, num-gpu-blocks"),
         ("size = 4\n[axes]\nrate = [1]", "size: no such table; expected [axes], [base] or [sim.sweep]"),
@@ -106,12 +106,12 @@ def test_two_processes_give_the_same_points(folder: Path, tmp_path: Path) -> Non
         ),
     ],
 )
-def test_invalid_grid_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_grid_prints_a_single_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "grid.toml"
     path.write_text(text)
     with pytest.raises(InputError) as refused:
         read_grid(path)
-    assert str(refused.value).startswith(f"{path}: {said}")
+    assert str(refused.value).startswith(f"{path}: {message}")
     assert "\n" not in str(refused.value)
 
 
@@ -126,8 +126,8 @@ def test_impossible_point_is_rejected_first(folder: Path, tmp_path: Path, monkey
 def test_point_without_served_requests_meets_no_limit(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text("[axes]\nnum-gpu-blocks = [3, 300]")
     given = [str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), *LIGHT]
-    found = json_of(main, ["sweep", str(tmp_path / "grid.toml"), *given, "--slo", "hit_rate>=0%"])
-    none, all_served, *_ = found["points"]
+    result = json_of(main, ["sweep", str(tmp_path / "grid.toml"), *given, "--slo", "hit_rate>=0%"])
+    none, all_served, *_ = result["points"]
     assert (none["measures"]["unserved"]["value"]["middle"], none["meets"], all_served["meets"]) == (60.0, False, True)
 
 
@@ -140,8 +140,8 @@ def grid_point(throughput: float, latency: float, *, changes: int = 1, **more: A
 
 
 def choice(points: Sequence[ForecastPoint], limit_ms: float | None) -> int | None:
-    found = choice_of({str(at): point for at, point in enumerate(points)}, LATENCY, limit_ms)
-    return None if found is None else int(found)
+    index = choice_of({str(at): point for at, point in enumerate(points)}, LATENCY, limit_ms)
+    return None if index is None else int(index)
 
 
 def test_cheapest_passing_point_is_chosen() -> None:
@@ -165,7 +165,7 @@ def test_cheapest_passing_point_is_chosen() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=12))
 def test_pareto_set_is_not_dominated(numbers: list[tuple[int, int, int]]) -> None:
-    """Every point compared with every other; of points equal in both numbers one with the fewest changes stays."""
+    """All pairs of points compared; of points equal in both numbers a point with the fewest changes stays."""
     points = {str(at): grid_point(100.0 * x, 10.0 * y, changes=n) for at, (x, y, n) in enumerate(numbers)}
 
     def beaten(x: int, y: int) -> bool:

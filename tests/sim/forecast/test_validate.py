@@ -39,8 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) -> P
     for name, engine, luck in (("a", model.engine, 11), ("b", model.engine, 12), ("cold", uncached, 13)):
         served = msgspec.structs.replace(model, engine=engine)
         records = synthetic.capture(synthetic.calibration(1, prompts=24, mixed=60), served, seed=luck)
-        told = Engine(block_size=32, num_gpu_blocks=4096, enable_prefix_caching=engine.enable_prefix_caching)
-        write(folder / f"{name}.jsonl", records, Meta(source="tap", block_size=32, engine=told))
+        recorded = Engine(block_size=32, num_gpu_blocks=4096, enable_prefix_caching=engine.enable_prefix_caching)
+        write(folder / f"{name}.jsonl", records, Meta(source="tap", block_size=32, engine=recorded))
     meta, records = load_trace(folder / "a.jsonl")
     write(folder / "part.jsonl", records[40:60], meta)
     sample = request_sample(records)
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) -> P
 def slower(model: Model, factor: float) -> Model:
     return msgspec.structs.replace(
         model,
-        parameters={name: Parameter(value=one.value * factor, unit=one.unit) for name, one in model.parameters.items()},
+        parameters={name: Parameter(value=old.value * factor, unit=old.unit) for name, old in model.parameters.items()},
     )
 
 
@@ -70,7 +70,7 @@ def validate(folder: Path, *flags: str, model: str = "model.json", trace: str = 
     return code, json.loads(out.getvalue())
 
 
-def on_one_line(text: str) -> str:
+def unwrapped(text: str) -> str:
     return " ".join(text.split())
 
 
@@ -107,20 +107,20 @@ def test_forecasts_of_the_models_engine_pass(folder: Path, capsys: pytest.Captur
 def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     validate(folder, "--cold", str(folder / "cold.jsonl"), "--html", str(page))
-    said = page.read_text()
-    assert "Forecast and capture" in said
-    assert "cold-predicted against cold" in said
+    html = page.read_text()
+    assert "Forecast and capture" in html
+    assert "cold-predicted against cold" in html
     assert figures_drawn(page) >= {"survival-all", "survival-turns2-"}
 
 
-def test_wrong_model_fails_its_gates(folder: Path) -> None:
+def test_wrong_model_fails_the_gates(folder: Path) -> None:
     code, result = validate(folder, model="off.json")
     assert code == 1
     passed = {gate["expression"].partition(": ")[2][:10]: gate["passed"] for gate in result["gates"]}
     assert passed["cached tok"] is True
     assert passed["TTFT p50 w"] is False
     assert passed["bands hold"] is False
-    # At the pace of the capture's own steps the same shape is right, and no gate asks.
+    # At the pace of the captured steps the same shape is correct, and all gates pass.
     paced = result["pairs"]["predicted-at-pace"]["cohorts"]["all"]["ttft"]["p50"]
     assert abs(paced["signed_error"]) < 0.05
     assert result["pairs"]["predicted"]["cohorts"]["all"]["ttft"]["p50"]["signed_error"] > 0.2
@@ -129,13 +129,13 @@ def test_wrong_model_fails_its_gates(folder: Path) -> None:
     assert result["pairs"]["predicted"]["cohorts"]["all"]["ttft"]["verdict"].startswith("off by ")
 
 
-def test_a_band_wider_than_the_gates_limits_is_too_uncertain(folder: Path) -> None:
+def test_band_wider_than_gate_limits_is_uncertain(folder: Path) -> None:
     """The right model under a drift of 40 %: nothing fails, and nothing of TTFT is shown."""
     wide = msgspec.structs.replace(load_model(folder / "model.json"), drift_log_sd=0.4)
     save_model(wide, folder / "wide.json")
     code, result = validate(folder, model="wide.json")
     assert code == 3
-    states = {one["name"]: (one["passed"], one["uncertain"]) for one in result["gates"]}
+    states = {gate["name"]: (gate["passed"], gate["uncertain"]) for gate in result["gates"]}
     assert [states[name] for name in ("cached tokens", "bands")] == [(True, False)] * 2
     assert [states[f"TTFT {level}"] for level in ("p50", "p90", "p99")] == [(False, True)] * 3
     verdict = result["pairs"]["predicted"]["cohorts"]["all"]["ttft"]["verdict"]
@@ -148,11 +148,11 @@ def test_a_band_wider_than_the_gates_limits_is_too_uncertain(folder: Path) -> No
 
 
 def test_extrapolated_forecast_has_a_wider_band() -> None:
-    """Without drift and draws all members have one speed; two doublings beyond what was fitted spread them."""
+    """Without drift and draws all members have the same speed; two doublings beyond the fitted range spread them."""
     model = msgspec.structs.replace(default_model(), drift_log_sd=0.0)
     near, far = members(model, 32, 1), members(model, 32, 1, 2 * BEYOND_LOG_SD)
-    speeds = np.log([one.parameters["t0_ms"].value / model.parameters["t0_ms"].value for one in far])
-    assert {one.parameters["t0_ms"].value for one in near} == {model.parameters["t0_ms"].value}
+    speeds = np.log([member.parameters["t0_ms"].value / model.parameters["t0_ms"].value for member in far])
+    assert {member.parameters["t0_ms"].value for member in near} == {model.parameters["t0_ms"].value}
     assert np.std(speeds) == pytest.approx(0.4, rel=0.15)
     assert np.mean(speeds) == pytest.approx(0.0, abs=1e-9)
 
@@ -163,13 +163,13 @@ def test_cached_token_gate_is_not_tested_without_reports(folder: Path, capsys: p
         record.cached_tokens = None
     write(folder / "unreported.jsonl", records, meta)
     code, result = validate(folder, trace="unreported.jsonl")
-    (gate,) = (one for one in result["gates"] if one["name"] == "cached tokens")
+    (gate,) = (row for row in result["gates"] if row["name"] == "cached tokens")
     assert (gate["value"], gate["passed"]) == (None, True)
     assert "tap --inject usage" in gate["reason"]
-    assert code == int(any(not (one["passed"] or one["uncertain"]) for one in result["gates"]))
+    assert code == int(any(not (row["passed"] or row["uncertain"]) for row in result["gates"]))
     assert "gate not tested: predicted: cached tokens exact" in capsys.readouterr().err
     main(["what-if", str(folder / "unreported.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"])
-    assert "(not tested: cached tokens)" in on_one_line(capsys.readouterr().out)
+    assert "(not tested: cached tokens)" in unwrapped(capsys.readouterr().out)
     with pytest.raises(InputError, match=r"tap --inject usage, or have clients send stream_options\.include_usage"):
         main(["audit", str(folder / "unreported.jsonl"), "--max-num-seqs", "32", "--max-num-batched-tokens", "2048"])
 
@@ -185,19 +185,19 @@ def test_forecasts_print_the_models_validation(
     (tmp_path / "off.json").write_bytes((folder / "off.json").read_bytes())
     options = ["--latency-model", str(tmp_path / "off.json"), "--members", "2"]
 
-    def said(command: str, trace: str, *flags: str) -> str:
+    def output_of(command: str, trace: str, *flags: str) -> str:
         assert main([command, str(tmp_path / trace), *options, *flags]) in (0, 1)
-        return on_one_line(capsys.readouterr().out)
+        return unwrapped(capsys.readouterr().out)
 
-    assert "the latency model was never validated" in said("what-if", "a.jsonl")
+    assert "the latency model was never validated" in output_of("what-if", "a.jsonl")
     validate(tmp_path, model="off.json")
     capsys.readouterr()
-    text = said("what-if", "a.jsonl")
+    text = output_of("what-if", "a.jsonl")
     assert "sim validate on this trace: failed TTFT p50 (" in text
     assert "; forecast of this capture: TTFT of all requests is off by +" in text
-    other = said("search", "b.jsonl", "--maximize", "rate", "--target", "ttft.p50<=1s", "--between", "1,1.1")
+    other = output_of("search", "b.jsonl", "--maximize", "rate", "--target", "ttft.p50<=1s", "--between", "1,1.1")
     assert "not validated on this trace; sim validate on a.jsonl, same engine: failed TTFT p50 (" in other
-    # Search, sweep and what-if distrust it in one sentence, and the answer says so itself.
+    # Search, sweep and what-if print a warning, and the result contains the warning.
     sentence = "more than the gates' 5.0 %, 10.0 % and 15.0 % at p50, p90 and p99: do not rely on effects"
     (tmp_path / "grid.toml").write_text("[axes]\nmax-num-seqs = [16, 32]\n")
     assert sentence in text
@@ -211,7 +211,7 @@ def test_forecasts_print_the_models_validation(
     assert main(["run", str(tmp_path / "a.jsonl"), *options[:2], *output]) == 0
     assert load_trace(tmp_path / "predicted.jsonl")[0].extra["validation"] in text
     save_model(slower(default_model(), 1.4), tmp_path / "off.json")
-    assert "the latency model was never validated" in said("what-if", "a.jsonl")
+    assert "the latency model was never validated" in output_of("what-if", "a.jsonl")
 
 
 def test_other_engine_gives_a_warning(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +223,7 @@ def test_other_engine_gives_a_warning(folder: Path, tmp_path: Path, capsys: pyte
     save_model(
         msgspec.structs.replace(model, diagnostics={"engine": {"name": "vllm", "version": "0.9"}}), tmp_path / "m.json"
     )
-    said = (
+    warning = (
         "the model is of another engine than the trace (name sglang, fitted on vllm; version 0.5, fitted on 0.9; "
         "max_num_seqs 64, fitted under 32): its step times may not hold here"
     )
@@ -231,13 +231,13 @@ def test_other_engine_gives_a_warning(folder: Path, tmp_path: Path, capsys: pyte
     for words in (["what-if", *trace, "--members", "2"], ["run", *trace, "-o", str(tmp_path / "predicted.jsonl")]):
         main(words)
         printed = capsys.readouterr()
-        assert on_one_line(printed.out + printed.err).count(said) == 1
+        assert unwrapped(printed.out + printed.err).count(warning) == 1
 
 
 def test_custom_gates(folder: Path) -> None:
     gate = "predicted.all.ttft.p50.error<=1%"
     code, result = validate(folder, "--no-default-gates", "--gate", gate, model="off.json")
-    assert (code, [one["expression"] for one in result["gates"]]) == (1, [gate])
+    assert (code, [row["expression"] for row in result["gates"]]) == (1, [gate])
     assert validate(folder, "--no-default-gates", model="off.json")[0] == 0
     kept = read_verdicts(folder / "off.json", load_model(folder / "off.json"))[-1]
     assert kept.gates == 0
@@ -255,7 +255,7 @@ def test_cold_is_forecast_from_the_warm_capture(folder: Path) -> None:
         "cold-predicted": ("cold", "error"),
         "cold-predicted-at-pace": ("cold", "error"),
     }
-    # The cold capture's own steps tell its pace: those of the same engine, with other noise.
+    # The pace is measured on steps of the cold capture: the same engine with different noise.
     assert result["forecasts"]["cold-predicted-at-pace"]["pace"] == pytest.approx(1.0, abs=0.03)
     made = result["forecasts"]["cold-predicted"]
     assert (made["settings"]["enable_prefix_caching"], made["pacing"]) == (False, "sessions")
@@ -264,7 +264,7 @@ def test_cold_is_forecast_from_the_warm_capture(folder: Path) -> None:
     assert later["ttft"]["p90"]["inside_band"] is True
 
 
-def test_bad_input_is_one_line_with_exit_code_2(
+def test_invalid_input_prints_a_single_line_with_exit_code_2(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["sim", "validate", str(folder / "a.jsonl"), "--latency-model", str(folder / "fitted.json")]
@@ -276,14 +276,14 @@ def test_bad_input_is_one_line_with_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--repeat", "a.jsonl"], "fitted on this trace"),
         (["--cold", "part.jsonl"], r"part\.jsonl: has requests of a\.jsonl, a trace of the model's fit"),
         (["--members", "0"], "--members 0: expected 1 or more"),
     ],
 )
-def test_rejected_input(folder: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], said: str) -> None:
+def test_rejected_input(folder: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], message: str) -> None:
     monkeypatch.chdir(folder)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         main(["validate", "b.jsonl", "--latency-model", "fitted.json", *flags])

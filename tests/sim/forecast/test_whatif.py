@@ -1,4 +1,4 @@
-"""``sim what-if``: rows beside the capture, effects member by member, saturation, horizons, and what is said of it."""
+"""``sim what-if``: rows beside the capture, effects member by member, saturation, horizons, and the printed text."""
 
 import math
 import re
@@ -70,7 +70,7 @@ def config_of(folder: Path, trace: str, model: str = "model.json", **more: Any) 
     return ForecastConfig(trace=folder / f"{trace}.jsonl", model=folder / model, **more)
 
 
-def asked(folder: Path, *scenarios: Scenario, trace: str = "sessions") -> ForecastGrid:
+def forecast_rows(folder: Path, *scenarios: Scenario, trace: str = "sessions") -> ForecastGrid:
     config = config_of(folder, trace, members=MEMBERS)
     return forecast_scenarios(config, WhatIf(scenarios=scenarios))
 
@@ -91,7 +91,7 @@ def middle(row: ForecastPoint, name: str) -> float:
 
 def test_first_rows_are_measured_and_forecast(folder: Path) -> None:
     """A forecast never poses as a measurement: its error against the measured numbers is in the row."""
-    result = asked(folder, Scenario({}, cold_prompts=True), trace="captured")
+    result = forecast_rows(folder, Scenario({}, cold_prompts=True), trace="captured")
     assert [(row.kind, row.name) for row in result.points] == [
         ("measured", "measured"),
         ("capture", "forecast of the capture"),
@@ -112,8 +112,8 @@ def test_first_rows_are_measured_and_forecast(folder: Path) -> None:
     assert ratio.middle == pytest.approx(expected, abs=1e-5)
     assert all(measure.difference is None for measure in capture.measures.values())
     assert cold.measures["ttft.all.p90"].difference is not None
-    said = describe(result)
-    assert said.index("\nmeasured ") < said.index("\nforecast of the capture ")
+    text = describe(result)
+    assert text.index("\nmeasured ") < text.index("\nforecast of the capture ")
     assert re.fullmatch(
         "the latency model was never validated: .*; forecast of this capture: TTFT of all requests is off by .*, "
         r"within the gates' limits, but with a band of ± \d\d\.\d % at p\d\d: too uncertain to say",
@@ -139,7 +139,7 @@ def test_scenarios_are_paired(folder: Path) -> None:
 
 def test_effect_is_paired_by_member(folder: Path) -> None:
     """A pool twice as large that never was full changes nothing, in no member, however far the members are apart."""
-    row = asked(folder, Scenario({"num_gpu_blocks": 8_192})).points[1]
+    row = forecast_rows(folder, Scenario({"num_gpu_blocks": 8_192})).points[1]
     ttft = row.measures["ttft.all.p50"]
     assert ttft.value.low is not None
     assert ttft.value.high is not None
@@ -152,7 +152,7 @@ def test_effect_is_paired_by_member(folder: Path) -> None:
 
 def test_numbers_equal_the_forecasts(folder: Path, synthetic: ModuleType) -> None:
     """Worked out again from the members, request by request."""
-    row = asked(folder, Scenario({}, cold_prompts=True)).points[1]
+    row = forecast_rows(folder, Scenario({}, cold_prompts=True)).points[1]
     records = synthetic.calibration(seed=1, prompts=8, mixed=40)
     config, drawn = default_model().engine, members(model(), MEMBERS, 0)
     pair = [
@@ -162,13 +162,13 @@ def test_numbers_equal_the_forecasts(folder: Path, synthetic: ModuleType) -> Non
         for cold in (False, True)
     ]
     later = cohorts_of(records)["turns2+"]
-    assert [records[place].turn for place in later] == [2] * 8
+    assert [records[position].turn for position in later] == [2] * 8
 
-    def p90(found: Forecast) -> list[float]:
+    def p90(sample: Forecast) -> list[float]:
         """The 8th of 8: the smallest by which nine tenths had it."""
-        return [sorted(found.ttft_ms[member, later])[7] for member in range(MEMBERS)]
+        return [sorted(sample.ttft_ms[member, later])[7] for member in range(MEMBERS)]
 
-    warm, cold = (np.array(p90(found)) for found in pair)
+    warm, cold = (np.array(p90(sample)) for sample in pair)
     measure = row.measures["ttft.turns2+.p90"]
     assert measure.value.middle == pytest.approx(sorted(cold)[4], abs=1e-6)
     assert measure.value.high == pytest.approx(max(cold), abs=1e-6)
@@ -184,7 +184,7 @@ def test_numbers_equal_the_forecasts(folder: Path, synthetic: ModuleType) -> Non
 
 def test_saturated_load_is_marked_and_meets_no_limit(folder: Path) -> None:
     """120 prompts come, one every 20 ms, and each needs some 50."""
-    measured, row, slow = asked(folder, Scenario({}, rate=0.1), trace="rush").points
+    measured, row, slow = forecast_rows(folder, Scenario({}, rate=0.1), trace="rush").points
     assert (measured.kind, measured.measures["e2e.p50"].value.middle, measured.curves) == ("measured", 30.0, {})
     assert row.saturated
     assert middle(row, "utilization") > 2.0
@@ -205,10 +205,10 @@ def test_missing_latency_is_no_value(folder: Path) -> None:
         Record(request_id=RequestId("fine"), arrival_ms=900.0, prompt_tokens=90, output_tokens=5),
     ]  # fmt: skip
     arrivals = plan_arrivals(Meta(block_size=32), records, 32, needs_hashes=False)
-    found = forecast(arrivals, default_model().engine, [default_model()], seed=None)
-    waits = ttft_sample(found, 0, np.arange(3))
-    fine_ms = float(found.ttft_ms[0, 2])
-    assert ends(waits) == {0: (11.0, CENSORED), 1: (float(found.e2e_ms[0, 1]), FAILED), 2: (fine_ms, EVENT)}
+    ensemble = forecast(arrivals, default_model().engine, [default_model()], seed=None)
+    waits = ttft_sample(ensemble, 0, np.arange(3))
+    fine_ms = float(ensemble.ttft_ms[0, 2])
+    assert ends(waits) == {0: (11.0, CENSORED), 1: (float(ensemble.e2e_ms[0, 1]), FAILED), 2: (fine_ms, EVENT)}
 
 
 def ends(waits: LatencySample) -> dict[int, tuple[float, int]]:
@@ -233,7 +233,7 @@ def test_extrapolation_gives_a_warning(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--members", "1"], "--members: 1; expected 2 or more"),
         (["--rate", "-1"], "--rate: '-1'; expected a number above 0"),
@@ -242,18 +242,18 @@ def test_extrapolation_gives_a_warning(folder: Path) -> None:
         (["--block-size", "48"], "block size 48: not a multiple of the trace's 32"),
     ],
 )
-def test_bad_flags_are_one_line_before_forecasting(
-    folder: Path, flags: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+def test_invalid_flags_print_a_single_line_before_forecasting(
+    folder: Path, flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sim.forecast.points.forecast_load", interrupted_at(1, forecast_load))
     with pytest.raises(InputError) as refused:
         main(["what-if", str(folder / "sessions.jsonl"), "--latency-model", str(folder / "model.json"), *flags])
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_page_has_every_row_offline(folder: Path) -> None:
-    result = asked(folder, Scenario({}, cold_prompts=True), Scenario({}, rate=2.0), trace="sessions")
+    result = forecast_rows(folder, Scenario({}, cold_prompts=True), Scenario({}, rate=2.0), trace="sessions")
     page = rendered(result)
     for row in result.points:
         assert row.name in page
@@ -266,19 +266,19 @@ def test_page_has_every_row_offline(folder: Path) -> None:
 
 
 def test_headline_has_the_best_scenario(folder: Path) -> None:
-    result = asked(folder, Scenario({}, cold_prompts=True), Scenario({"max_num_seqs": 1}), trace="captured")
+    result = forecast_rows(folder, Scenario({}, cold_prompts=True), Scenario({"max_num_seqs": 1}), trace="captured")
     base, cold, alone = result.points[1:]
     name = ttft("turns2+", "p90")
     best = min((cold, alone), key=lambda row: row.measures[name].value.middle or math.inf)
     values = f"{value_text(best, name)} ms ({effect_text(best, name)})"
-    said = f"TTFT p90 (turns 2+): {best.name} is nearest, {values}; {base.name} {value_text(base, name)} ms."
-    assert headline(result) == said
-    assert f"<h1>{said}</h1>".replace("turns 2+", "turns\u00a02+") in rendered(result)
+    expected = f"TTFT p90 (turns 2+): {best.name} is nearest, {values}; {base.name} {value_text(base, name)} ms."
+    assert headline(result) == expected
+    assert f"<h1>{expected}</h1>".replace("turns 2+", "turns\u00a02+") in rendered(result)
 
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
 def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text(rendered(asked(folder, Scenario({}, cold_prompts=True), trace="sessions")))
+    page.write_text(rendered(forecast_rows(folder, Scenario({}, cold_prompts=True), trace="sessions")))
     assert figures_drawn(page) == {"survival-all", "survival-turn1", "survival-turns2-"}

@@ -38,7 +38,7 @@ def test_model_file_round_trips(tmp_path: Path) -> None:
         (b'{"parameters": {"t0_ms": {"value": -1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}}', "-1"),
     ],
 )
-def test_a_malformed_model_is_refused_by_file_and_field(tmp_path: Path, content: bytes, named: str) -> None:
+def test_malformed_model_is_rejected_by_file_and_field(tmp_path: Path, content: bytes, named: str) -> None:
     path = tmp_path / "model.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match=named) as refusal:
@@ -56,7 +56,7 @@ def test_row_counts_are_in_term_order() -> None:
     assert len(STEP_TERMS) + len(RECEPTION_TERMS) == stepcost.NUM_ROW_TERMS
 
 
-def test_a_step_costs_the_sum_of_its_terms() -> None:
+def test_step_cost_is_the_sum_of_all_terms() -> None:
     costs = {term.name: 2.0**-position for position, term in enumerate(STEP_TERMS)}
     counts = [1.0, *(2.0 * position + 1.0 for position in range(1, len(STEP_TERMS)))]
     cost = StepCost(list(make_model(costs, default_model().engine).costs))

@@ -57,7 +57,7 @@ A = [1] * 20
 B = [2] * 20
 
 
-def test_unused_slots_are_assigned_from_the_last_and_the_longest_prefix_wins() -> None:
+def test_slot_assignment_order() -> None:
     server = Server(ALONE)
     assert server.run(A) == (1, 0)
     assert server.run(B) == (0, 0)  # nothing in common with slot 1
@@ -104,13 +104,13 @@ def test_equals_the_slow_slots(config: SlotConfig, steps: list[Any]) -> None:
 
 
 def test_request_start_is_fast_with_many_saved_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """800 chats on one system prompt, of which each start finds its own or none."""
+    """800 chats on one system prompt, of which each start matches the saved prompt of its chat or none."""
     comparisons, common = 0, SlotCache._common
 
-    def counted(cache: SlotCache, one: Chain, other: Chain) -> int:
+    def counted(cache: SlotCache, left: Chain, right: Chain) -> int:
         nonlocal comparisons
         comparisons += 1
-        return common(cache, one, other)
+        return common(cache, left, right)
 
     monkeypatch.setattr(SlotCache, "_common", counted)
     cache = SlotCache(SlotConfig())

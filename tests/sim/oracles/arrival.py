@@ -26,7 +26,7 @@ class Arrival:
     arrival_ms: float
     """As recorded; the end of its parent decides instead where there is one."""
     parent: int | None = None
-    """Place of the request whose end it waits for. None: it comes at ``arrival_ms``."""
+    """Position of the request whose end it waits for. None: it arrives at ``arrival_ms``."""
     think_ms: float = 0.0
     """From the parent's end to its arrival."""
     abort_after_ms: float | None = None
@@ -42,7 +42,7 @@ def objects(arrivals: Arrivals) -> list[Arrival]:
     hashes, at = arrivals.hashes.tolist(), 0
     result = []
     for position, record in enumerate(arrivals.records(np.arange(len(arrivals)))):
-        hashed, own = (
+        hashed, private_blocks = (
             int(arrivals.hashed_blocks[position]),
             int(arrivals.full_blocks[position] - arrivals.hashed_blocks[position]),
         )
@@ -53,7 +53,7 @@ def objects(arrivals: Arrivals) -> list[Arrival]:
                 "runs" if arrivals.runs[position] else "as_recorded",
                 int(arrivals.prompt_tokens[position]),
                 int(arrivals.output_tokens[position]),
-                hashes[at : at + hashed] + list(range(private, private - own, -1)),
+                hashes[at : at + hashed] + list(range(private, private - private_blocks, -1)),
                 float(arrivals.arrival_ms[position]),
                 None if parent == NOBODY else parent,
                 0.0 if parent == NOBODY else float(arrivals.think_ms[position]),
@@ -61,5 +61,5 @@ def objects(arrivals: Arrivals) -> list[Arrival]:
                 0 if arrivals.prompt_logprobs[position] else ANY_HITS,
             )
         )
-        at, private = at + hashed, private - own
+        at, private = at + hashed, private - private_blocks
     return result

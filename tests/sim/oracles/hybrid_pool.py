@@ -44,7 +44,7 @@ class HybridPool:
     def _step_end(self, request: Request, at: int) -> int:
         if at < request.prompt_tokens:
             return at + self.scheduler.clip(request, at, min(request.prompt_tokens - at, CHUNK_TOKENS))
-        # Between two match units decoding changes nothing; the last step frees what the window has left.
+        # Between two match units decoding changes nothing; the last step frees blocks outside the window.
         unit, last = self.scheduler.config.block_size, request.last_token - 1
         request.num_tokens = min((at // unit + 1) * unit, last if at == last - 1 else last - 1)
         return request.num_tokens

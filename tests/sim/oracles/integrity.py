@@ -98,7 +98,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
 
 def check_readable(scheduler: ReadableScheduler) -> None:
     if isinstance(scheduler, HybridScheduler):
-        tables = (table for one in scheduler.running for table in scheduler.cache.tables(one))
+        tables = (table for running in scheduler.running for table in scheduler.cache.tables(running))
         check_pool(scheduler.pool, [[block for block in table if block] for table in tables])
         return
     assert len(scheduler.running) <= scheduler.config.max_num_seqs

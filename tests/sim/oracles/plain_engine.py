@@ -271,7 +271,7 @@ class Engine:
             and request_run.arrival.abort_after_ms is not None
             and delivered_ms[request_run.token_steps[-1]] > left_ms
         ):
-            outcome = "aborted"  # its last token came after the client had gone
+            outcome = "aborted"  # its last token was generated after the client disconnected
         request_run.outcome = outcome
         if outcome == "aborted":
             request_run.token_steps = [step for step in request_run.token_steps if delivered_ms[step] <= left_ms]

@@ -46,18 +46,18 @@ class Rows:
 
 
 class Pool:
-    """The cache over a pool, and what was evicted: each node's last token and length."""
+    """The cache over a pool, and evictions: each node's last token and length."""
 
     def __init__(
-        self, page: int, chunk: int | None, room: int, requests: int, *, bare: bool = False, evict: str = "lru"
+        self, page: int, chunk: int | None, capacity: int, requests: int, *, bare: bool = False, evict: str = "lru"
     ) -> None:
         self.page, self.chunk = page, chunk
         kind = {"dtype": torch.float16, "device": "cpu", "kvcache": None, "need_sort": False}
         self.allocator: Any
         if self.page == 1 or bare:
-            self.allocator = TokenToKVPoolAllocator(room, **kind)
+            self.allocator = TokenToKVPoolAllocator(capacity, **kind)
         else:
-            self.allocator = PagedTokenToKVPoolAllocator(room, self.page, **kind)
+            self.allocator = PagedTokenToKVPoolAllocator(capacity, self.page, **kind)
             self.allocator.use_triton_kernels = False
         self.rows = Rows(requests)
         self.cache = UnifiedRadixCache(

@@ -1,4 +1,4 @@
-"""A front end on the engine's own core: whoever has work gets half of it while the other has work too.
+"""A front end on the engine's core: each gets half of the core while both have work.
 
 The front end takes requests one at a time. What it does while a step runs makes the step longer by as much, and is
 counted in that step's row; what it does while the engine is idle gets a row of its own. So every moment between an
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tests.sim.oracles.readable.rows import count_reception
 
-_DONE_MS = 1e-9  # what rounding may leave of a job
+_DONE_MS = 1e-9  # maximum rounding residue of a job
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Job:
 
 
 class SharedCore:
-    """The front end's queue, and how its work and the engine's stretch each other."""
+    """The front end's queue, and the slowdown of its jobs and the engine's steps by each other."""
 
     __slots__ = ("_done", "_jobs")
 
@@ -70,7 +70,7 @@ class SharedCore:
         return end_ms
 
     def _work(self, span_ms: float, now_ms: float, row: list[float]) -> None:
-        """Do ``span_ms`` of the current job, which ends at ``now_ms`` if that is all of it."""
+        """Do ``span_ms`` of the current job, which ends at ``now_ms`` if no work remains."""
         job = self._jobs[0]
         job.left_ms -= span_ms
         if job.left_ms <= _DONE_MS or now_ms + job.left_ms == now_ms:

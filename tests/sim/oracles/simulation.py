@@ -53,7 +53,7 @@ class Timeline:
         """A timeline that is complete; ``rows``: shape (steps, terms)."""
         timeline = cls()
         timeline.starts_ms, timeline.ends_ms = starts_ms.tolist(), ends_ms.tolist()
-        timeline.rows = cast(list[StepRow], rows)  # its rows are read as any others
+        timeline.rows = cast(list[StepRow], rows)  # its rows are read as StepRow
         timeline.delivered_ms = delivered_ms.tolist()
         return timeline
 
@@ -77,7 +77,7 @@ class Timeline:
         self.delivered_ms[-1] = max(self.delivered_ms[-1], until_ms)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless steps follow each other."""
+        """Raise AssertionError if steps overlap."""
         assert len(self.starts_ms) == len(self.ends_ms) == len(self.rows) == len(self.delivered_ms)
         assert self.delivered_ms == sorted(self.delivered_ms)
         moments = [moment for pair in zip(self.starts_ms, self.ends_ms, strict=True) for moment in pair]
@@ -97,7 +97,7 @@ class RequestRun:
     admitted_ms: float | None = None
     """When the step was composed that first served it."""
     token_steps: MutableSequence[int] = field(default_factory=list)
-    """The step at whose end each token appeared, as a place in the timeline."""
+    """The step at whose end each token appeared, as a position in the timeline."""
     outcome: str | None = None
     """ok, aborted, unservable, parent_failed, as_recorded. None: not ended yet."""
     ttft_ms: float | None = None
@@ -193,15 +193,15 @@ def ended_request(request_run: RequestRun) -> SimulatedRequest:
 
 def results_of(runs: Sequence[RequestRun]) -> Results:
     """Those of the flights that have an outcome."""
-    positions = np.array([position for position, one in enumerate(runs) if one.outcome is not None], np.int64)
+    positions = np.array([position for position, run in enumerate(runs) if run.outcome is not None], np.int64)
     ended = [ended_request(runs[position]) for position in positions.tolist()]
-    return Results(columns([one.arrival for one in runs]), [EngineResults(ended, positions, vec[float]())])
+    return Results(columns([run.arrival for run in runs]), [EngineResults(ended, positions, vec[float]())])
 
 
 def predicted_records(simulation: Simulation, *, keep_hashes: bool = True) -> list[Record]:
     """One record per request_run, in order of their ends. ``concurrency`` is counted anew from the predicted times."""
     results = results_of(simulation.runs)
-    gaps_ms = {one.arrival.record.request_id: np.round(one.itl_ms, DECIMALS).tolist() for one in simulation.runs}
+    gaps_ms = {run.arrival.record.request_id: np.round(run.itl_ms, DECIMALS).tolist() for run in simulation.runs}
     records = list(finished_records(results, simulation.block_size, keep_hashes=keep_hashes))
     for record in records:
         if record.itl_ms:  # a text of the gaps, of no steps here
@@ -211,26 +211,26 @@ def predicted_records(simulation: Simulation, *, keep_hashes: bool = True) -> li
 
 
 def columns(arrivals: Sequence[Arrival]) -> Arrivals:
-    """A whole workload of objects as columns."""
-    hashes, known = shared_keys([one.hashes for one in arrivals])
-    parents = np.array([NOBODY if one.parent is None else one.parent for one in arrivals], np.int64)
+    """A complete workload of objects as columns."""
+    hashes, known = shared_keys([arrival.hashes for arrival in arrivals])
+    parents = np.array([NOBODY if arrival.parent is None else arrival.parent for arrival in arrivals], np.int64)
     positions = np.arange(len(arrivals))
     return Arrivals(
-        ids=[one.record.request_id for one in arrivals],
+        ids=[arrival.record.request_id for arrival in arrivals],
         numbers=positions,
-        arrival_ms=_floats([one.arrival_ms for one in arrivals]),
-        prompt_tokens=np.array([one.prompt_tokens for one in arrivals], np.int64),
-        output_tokens=np.array([one.output_tokens for one in arrivals], np.int64),
-        runs=np.array([one.kind == "runs" for one in arrivals], bool),
-        prompt_logprobs=np.array([bool(one.record.prompt_logprobs) for one in arrivals], np.int64),
-        abort_after_ms=_floats([one.abort_after_ms for one in arrivals]),
-        recorded_e2e_ms=_floats([one.record.e2e_ms for one in arrivals]),
+        arrival_ms=_floats([arrival.arrival_ms for arrival in arrivals]),
+        prompt_tokens=np.array([arrival.prompt_tokens for arrival in arrivals], np.int64),
+        output_tokens=np.array([arrival.output_tokens for arrival in arrivals], np.int64),
+        runs=np.array([arrival.kind == "runs" for arrival in arrivals], bool),
+        prompt_logprobs=np.array([bool(arrival.record.prompt_logprobs) for arrival in arrivals], np.int64),
+        abort_after_ms=_floats([arrival.abort_after_ms for arrival in arrivals]),
+        recorded_e2e_ms=_floats([arrival.record.e2e_ms for arrival in arrivals]),
         parents=parents,
-        think_ms=_floats([None if one.parent is None else one.think_ms for one in arrivals]),
-        full_blocks=np.array([len(one.hashes) for one in arrivals], np.int64),
+        think_ms=_floats([None if arrival.parent is None else arrival.think_ms for arrival in arrivals]),
+        full_blocks=np.array([len(arrival.hashes) for arrival in arrivals], np.int64),
         hashed_blocks=known,
         hashes=hashes,
-        batch=Batch([one.record for one in arrivals]),
+        batch=Batch([arrival.record for arrival in arrivals]),
         rows=positions,
     )
 

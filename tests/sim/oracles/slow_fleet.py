@@ -25,10 +25,10 @@ class SlowFleet:
         self.runs: dict[int, RequestRun] = {}
         """By position: a request's run, as far as is known now."""
         self.sent: list[list[tuple[float, int]]] = [[] for _ in engines]
-        """Times and places of what each engine got."""
+        """Times and positions of the requests of each engine."""
         self.numbers: list[int] = []
         """Places in the order of sending."""
-        self.told: set[tuple[int, str]] = set()
+        self.reported: set[tuple[int, str]] = set()
 
     def run(self) -> None:
         while (coming := min(self._shared(), default=None)) is not None:
@@ -37,7 +37,7 @@ class SlowFleet:
             if arrival.kind == "as_recorded":
                 self.runs[position] = RequestRun(arrival, at_ms, outcome="as_recorded", e2e_ms=arrival.record.e2e_ms)
                 continue
-            self._tell(at_ms)
+            self._report(at_ms)
             request = self._request(position, at_ms)
             engine = self.router.choose(request)
             self.router.sent(request, engine)
@@ -64,27 +64,27 @@ class SlowFleet:
         return result
 
     def _run_again(self, engine: int) -> None:
-        mine = [
+        sent = [
             replace(self.arrivals[position], arrival_ms=at_ms, parent=None) for at_ms, position in self.sent[engine]
         ]
-        one = self.engines[engine]
-        alone = Engine(mine, one.config, one.model, seed=engine_seed(self.seed, engine), fast_forward=False).run()
+        each = self.engines[engine]
+        alone = Engine(sent, each.config, each.model, seed=engine_seed(self.seed, engine), fast_forward=False).run()
         for (_, position), run in zip(self.sent[engine], alone.runs, strict=True):
             self.runs[position] = run
 
-    def _tell(self, now_ms: float) -> None:
-        """Tell the router of first tokens and ends up to now, in order."""
+    def _report(self, now_ms: float) -> None:
+        """Report first tokens and ends up to now to the router, in order."""
         events = []
         for number, position in enumerate(self.numbers):
             run = self.runs[position]
             if run.ttft_ms is not None:
                 events.append((run.arrival_ms + run.ttft_ms, position, "first token", number))
             events.append((run.arrival_ms + (run.e2e_ms or 0.0), position, "the end", number))
-        for at_ms, position, what, number in sorted(events):
-            if at_ms > now_ms or (position, what) in self.told:
+        for at_ms, position, event, number in sorted(events):
+            if at_ms > now_ms or (position, event) in self.reported:
                 continue
-            self.told.add((position, what))
-            if what == "first token":
+            self.reported.add((position, event))
+            if event == "first token":
                 self.router.first_token(number)
             else:
                 self.router.ended(number, at_ms / 1e3)

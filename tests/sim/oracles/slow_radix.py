@@ -108,11 +108,11 @@ class SlowTree:
 
 
 class SlowPool:
-    """Pages are counted one by one: those of the tree, and those that the request holds beside it."""
+    """Pages are counted singly: pages of the tree, and further pages of the request."""
 
-    def __init__(self, room: int, page_size: int, chunk: int | None) -> None:
+    def __init__(self, capacity: int, page_size: int, chunk: int | None) -> None:
         self.tree, self.page_size, self.chunk = SlowTree(page_size), page_size, chunk
-        self.pages = room // page_size
+        self.pages = capacity // page_size
 
     def pages_of(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
@@ -121,7 +121,7 @@ class SlowPool:
         return self.pages - self.tree.size() // self.page_size - self.pages_of(computed) + cached // self.page_size
 
     def evict_for(self, pages: int, computed: int, cached: int) -> None:
-        """Evict for what the scheduler asks for, which may be more than it takes."""
+        """Evict for the tokens that the scheduler requests, which may be more than it allocates."""
         self.tree.evict((pages - self.free(computed, cached)) * self.page_size)
 
     def run(self, tokens: list[Any], prompt: int) -> int:

@@ -11,9 +11,9 @@ import numpy as np
 f32 = np.float32
 
 
-def get_common_prefix(one: list[int], other: list[int]) -> int:
+def get_common_prefix(first: list[int], second: list[int]) -> int:
     n = 0
-    while n < len(one) and n < len(other) and one[n] == other[n]:
+    while n < len(first) and n < len(second) and first[n] == second[n]:
         n += 1
     return n
 

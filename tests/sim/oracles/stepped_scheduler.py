@@ -1,4 +1,4 @@
-"""The scheduler one call at a time, for tests that look at every step. It tells blocks by what they hold."""
+"""The scheduler call by call, for tests of every step. Blocks are identified by their contents."""
 
 from collections.abc import Sequence
 
@@ -15,32 +15,32 @@ from sim.vllm.segments import SHARED, Copy, SegmentPool
 from tests.sim.oracles.readable.request import Request as ReadableRequest
 
 Content = tuple[int, int]
-"""A block's key, and its place in the line of those under that key."""
+"""A block's key, and its position among the blocks of that key."""
 
 
-def request_like(one: ReadableRequest, index: int) -> Request:
+def request_like(readable: ReadableRequest, index: int) -> Request:
     """The same request, whose keys are all known."""
     return Request(
-        one.request_id,
-        one.prompt_tokens,
-        one.output_tokens,
-        integers(np.array(one.hashes, np.uint64)),
-        num_keys=len(one.hashes),
+        readable.request_id,
+        readable.prompt_tokens,
+        readable.output_tokens,
+        integers(np.array(readable.hashes, np.uint64)),
+        num_keys=len(readable.hashes),
         index=index,
-        arrival_ms=one.arrival_ms,
-        hit_limit=0 if one.prompt_logprobs else ANY_HITS,
-        token_limit=one.prompt_tokens + one.max_tokens,
+        arrival_ms=readable.arrival_ms,
+        hit_limit=0 if readable.prompt_logprobs else ANY_HITS,
+        token_limit=readable.prompt_tokens + readable.max_tokens,
     )
 
 
 class SteppedScheduler:
-    """Requests by their place in the given order."""
+    """Requests by position in the given order."""
 
     def __init__(
         self, config: EngineConfig, requests: Sequence[ReadableRequest], deployment: Deployment | None = None
     ) -> None:
         self.scheduler = make_scheduler(config, deployment)
-        self.requests = [request_like(one, position) for position, one in enumerate(requests)]
+        self.requests = [request_like(readable, position) for position, readable in enumerate(requests)]
         cache = self.scheduler.cache
         assert isinstance(cache, SingleGroupCache)
         self.pool = cache.pool
@@ -89,7 +89,7 @@ class SteppedScheduler:
 
 
 def free_contents(pool: SegmentPool) -> list[Content | None]:
-    """What the free blocks hold, next to be taken first; None: nothing known."""
+    """Contents of the free blocks in order of allocation. None: no key."""
     contents: list[Content | None] = [None] * int(pool.num_unhashed)
     copy = pool._queue.after
     while copy is not pool._queue:
@@ -100,23 +100,23 @@ def free_contents(pool: SegmentPool) -> list[Content | None]:
 
 def holders(pool: SegmentPool) -> dict[Content, int]:
     """Of every cached block, how many hold it."""
-    found: dict[Content, int] = {}
+    references: dict[Content, int] = {}
     for segment in pool._shared.values():
         copy = segment.copy
         while True:
-            found |= dict.fromkeys(_contents(copy), int(copy.references))
+            references |= dict.fromkeys(_contents(copy), int(copy.references))
             copy = copy.next_twin
             if copy is segment.copy:
                 break
-    return found
+    return references
 
 
 def _contents(copy: Copy) -> list[Content]:
     """Of one copy's blocks, root first."""
     segment = copy.segment
     assert segment.owner == SHARED, "the workloads' keys are all known"
-    place_in_line, line = 0, segment.copy
+    twin_number, line = 0, segment.copy
     while line is not copy:
-        line, place_in_line = line.next_twin, place_in_line + 1
+        line, twin_number = line.next_twin, twin_number + 1
     keys = [segment.keys[segment.base + depth] for depth in range(segment.start, segment.end)]
-    return [(int(key), place_in_line) for key in keys]
+    return [(int(key), twin_number) for key in keys]

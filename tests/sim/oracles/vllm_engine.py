@@ -28,10 +28,10 @@ from vllm import LLM, SamplingParams
 
 def serve(engine: Any, batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Cached tokens and outputs of a batch."""
-    prompts = [{"prompt_token_ids": one["prompt"]} for one in batch]
-    sampling = [SamplingParams(max_tokens=one["output"], ignore_eos=True, detokenize=False) for one in batch]
+    prompts = [{"prompt_token_ids": request["prompt"]} for request in batch]
+    sampling = [SamplingParams(max_tokens=request["output"], ignore_eos=True, detokenize=False) for request in batch]
     outputs = engine.generate(prompts, sampling, use_tqdm=False)
-    return [{"cached": one.num_cached_tokens, "output": list(one.outputs[0].token_ids)} for one in outputs]
+    return [{"cached": output.num_cached_tokens, "output": list(output.outputs[0].token_ids)} for output in outputs]
 
 
 def main() -> None:
@@ -39,9 +39,9 @@ def main() -> None:
     plan = json.load(sys.stdin)
     engine = LLM(model=sys.argv[1], skip_tokenizer_init=True, load_format="dummy", enforce_eager=True, **plan["engine"])
     groups = engine.llm_engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_groups
-    found = [serve(engine, batch) for batch in plan["batches"]]
+    results = [serve(engine, batch) for batch in plan["batches"]]
     print()
-    print(json.dumps({"blocks": [group.kv_cache_spec.block_size for group in groups], "found": found}))
+    print(json.dumps({"blocks": [group.kv_cache_spec.block_size for group in groups], "found": results}))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWind
 
 
 class Backend(AttentionBackend):  # type: ignore[misc]
-    """What a GPU's backend says of its blocks."""
+    """Block properties of a GPU backend."""
 
     @staticmethod
     def get_supported_kernel_block_sizes() -> list[Any]:

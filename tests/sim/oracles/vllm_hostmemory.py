@@ -20,7 +20,7 @@ class HostMemorySpec(CPUOffloadingSpec):  # type: ignore[misc]
         self.num_chunks = self.extra_config["host_blocks"]
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
-        return CopyingWorker([one.tensor for one in kv_caches.tensors], self.num_chunks)
+        return CopyingWorker([cache.tensor for cache in kv_caches.tensors], self.num_chunks)
 
 
 class CopyingWorker(OffloadingWorker):  # type: ignore[misc]
@@ -28,7 +28,7 @@ class CopyingWorker(OffloadingWorker):  # type: ignore[misc]
 
     def __init__(self, pool: list[torch.Tensor], num_blocks: int) -> None:
         self._pool = pool
-        self._host = [torch.empty((num_blocks, one.shape[1]), dtype=one.dtype) for one in pool]
+        self._host = [torch.empty((num_blocks, layer.shape[1]), dtype=layer.dtype) for layer in pool]
         self._done: list[TransferResult] = []
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
@@ -38,9 +38,9 @@ class CopyingWorker(OffloadingWorker):  # type: ignore[misc]
         return self._copy(job_id, self._host, src_spec, self._pool, dst_spec)
 
     def _copy(self, job_id: int, sources: Any, source: Any, targets: Any, target: Any) -> bool:
-        rows, into = (torch.as_tensor(one.block_ids, dtype=torch.long) for one in (source, target))
-        for one, other in zip(sources, targets, strict=True):
-            other[into] = one[rows]
+        rows, into = (torch.as_tensor(spec.block_ids, dtype=torch.long) for spec in (source, target))
+        for source_layer, other in zip(sources, targets, strict=True):
+            other[into] = source_layer[rows]
         self._done.append(TransferResult(job_id, success=True))
         return True
 

@@ -61,7 +61,7 @@ class Run(vllm_scheduler.Run):  # type: ignore[misc]
         self.deliver(output, samples)
         return {
             "scheduled": scheduled,
-            "loaded": sorted([one.req_id, len(one.dst_spec.block_ids)] for one in loads.values()),
+            "loaded": sorted([load.req_id, len(load.dst_spec.block_ids)] for load in loads.values()),
             "kept": len(self.manager._policy.chunks),
         }
 
@@ -71,7 +71,7 @@ class Run(vllm_scheduler.Run):  # type: ignore[misc]
         jobs = output.kv_connector_metadata
         done = dict.fromkeys([*jobs.load_jobs, *jobs.store_jobs], 1)
         transfers = KVConnectorOutput(
-            finished_recving={one.req_id for one in jobs.load_jobs.values()},
+            finished_recving={job.req_id for job in jobs.load_jobs.values()},
             kv_connector_worker_meta=OffloadingWorkerMetadata(completed_jobs=done),
         )
         self.scheduler.update_from_output(

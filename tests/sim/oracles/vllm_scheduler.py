@@ -70,8 +70,8 @@ def make_scheduler(model: ModelConfig, config: dict[str, Any]) -> Any:
         cache.block_size = cache.mamba_block_size = states[0]
     specs = [make_spec(group, model, config["enable_prefix_caching"]) for group in hybrid["groups"]]
     groups = [
-        KVCacheGroupSpec([f"layer{place}"], spec, is_eagle_group=group.get("draft", False))
-        for place, (group, spec) in enumerate(zip(hybrid["groups"], specs, strict=True))
+        KVCacheGroupSpec([f"layer{position}"], spec, is_eagle_group=group.get("draft", False))
+        for position, (group, spec) in enumerate(zip(hybrid["groups"], specs, strict=True))
     ]
     cached = KVCacheConfig(
         num_blocks=blocks,
@@ -151,7 +151,7 @@ def make_request(spec: dict[str, Any], hasher: Any) -> Any:
 
 
 class Run:
-    """One workload on one scheduler: what is in flight, and what every step was."""
+    """A workload on a scheduler: steps in flight, and a record of every step."""
 
     def __init__(self, model: ModelConfig, workload: dict[str, Any]) -> None:
         config = workload["config"]
@@ -226,7 +226,7 @@ class Run:
         return [block.block_id for block in blocks if block.block_hash is not None]
 
     def pop_stats(self) -> list[int]:
-        # Before update_from_output, which takes them away to report them.
+        # Before update_from_output, which removes them for its report.
         stats = self.scheduler.kv_cache_manager.make_prefix_cache_stats()
         if stats is None:
             return [0, 0, 0]

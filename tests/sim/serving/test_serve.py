@@ -41,12 +41,12 @@ def complete(client: httpx.Client, prompt: Any, **fields: Any) -> Body:
     body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, "return_token_ids": True, **fields}
     response = client.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
-    answer: Body = response.json()
-    return answer
+    reply: Body = response.json()
+    return reply
 
 
-def cached(answer: Body) -> int:
-    count: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+def cached(response: Body) -> int:
+    count: int = response["usage"]["prompt_tokens_details"]["cached_tokens"]
     return count
 
 
@@ -61,21 +61,21 @@ def streamed(client: httpx.Client, path: str, **body: Any) -> list[Body]:
 
 
 def test_stream_equals_the_non_streamed_response(engine: httpx.Client) -> None:
-    """Longer than what is worded at once, in two choices."""
+    """Longer than a single event's text, in two choices."""
     body: Body = {"max_tokens": 100, "ignore_eos": True, "return_token_ids": True, "n": 2}
-    asked: list[tuple[str, Body]] = [
+    prompts: list[tuple[str, Body]] = [
         ("/v1/completions", {"prompt": [7, 8, 9]}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
     ]
-    for path, prompt in asked:
+    for path, prompt in prompts:
         chunks = [event["choices"][0] for event in streamed(engine, path, **prompt, **body)]
-        for whole in engine.post(path, json=prompt | body).json()["choices"]:
-            mine = [chunk for chunk in chunks if chunk["index"] == whole["index"]]
-            assert [token for chunk in mine for token in chunk.get("token_ids") or []] == whole["token_ids"]
-            assert "".join(map(_said, mine)) == _said(whole)
+        for expected in engine.post(path, json=prompt | body).json()["choices"]:
+            parts = [chunk for chunk in chunks if chunk["index"] == expected["index"]]
+            assert [token for chunk in parts for token in chunk.get("token_ids") or []] == expected["token_ids"]
+            assert "".join(map(_content, parts)) == _content(expected)
 
 
-def _said(choice: Body) -> str:
+def _content(choice: Body) -> str:
     if "text" in choice:
         return str(choice["text"])
     return str((choice.get("delta") or choice["message"]).get("content", ""))
@@ -83,8 +83,8 @@ def _said(choice: Body) -> str:
 
 def metric(client: httpx.Client, name: str, label: str = "") -> float:
     lines = client.get("/metrics").text.splitlines()
-    (found,) = [line for line in lines if re.match(rf"{name}[ {{]", line) and label in line]
-    return float(found.split()[-1])
+    (sample,) = [line for line in lines if re.match(rf"{name}[ {{]", line) and label in line]
+    return float(sample.split()[-1])
 
 
 def test_shared_prefix_is_cached_to_the_block(engine: httpx.Client) -> None:
@@ -101,21 +101,21 @@ def test_shared_prefix_is_cached_to_the_block(engine: httpx.Client) -> None:
 
 def test_a_prompt_with_log_probabilities_reads_no_cache(engine: httpx.Client) -> None:
     prompt = list(range(600, 666, 2))  # two full blocks of 16
-    asked: list[Body] = [{}, {"prompt_logprobs": 0}, {}]
-    assert [cached(complete(engine, prompt, **fields)) for fields in asked] == [0, 0, 32]
+    requests: list[Body] = [{}, {"prompt_logprobs": 0}, {}]
+    assert [cached(complete(engine, prompt, **fields)) for fields in requests] == [0, 0, 32]
 
 
-def test_turn_two_hits_the_blocks_that_the_answer_filled(engine: httpx.Client) -> None:
+def test_second_turn_hits_the_blocks_of_the_first_output(engine: httpx.Client) -> None:
     prompt = list(range(2000, 2030))
     first = complete(engine, prompt, max_tokens=50)
-    answer = first["choices"][0]["token_ids"]
-    second = complete(engine, [*prompt, *answer, *range(3000, 3020)])
+    output_ids = first["choices"][0]["token_ids"]
+    second = complete(engine, [*prompt, *output_ids, *range(3000, 3020)])
     # 80 tokens, of which the last one's KV was never computed: 4 full blocks.
     assert cached(second) == (30 + 50 - 1) // BLOCK * BLOCK == 64
-    assert cached(complete(engine, [*prompt, *answer[:20], 9, *answer[21:]])) == 50 // BLOCK * BLOCK
+    assert cached(complete(engine, [*prompt, *output_ids[:20], 9, *output_ids[21:]])) == 50 // BLOCK * BLOCK
 
 
-def test_chat_output_as_text_hits_its_blocks(engine: httpx.Client) -> None:
+def test_chat_output_as_text_hits_cached_blocks(engine: httpx.Client) -> None:
     messages: list[Body] = [
         {"role": "system", "content": "Answer briefly."},
         {"role": "user", "content": "What is a block? " * 9},
@@ -150,9 +150,9 @@ def test_completion_stream_equals_vllms_format(engine: httpx.Client) -> None:
     )
     *chunks, last = events
     choices = [chunk["choices"][0] for chunk in chunks]
-    whole = complete(engine, prompt, max_tokens=5)["choices"][0]
-    assert [token for choice in choices for token in choice["token_ids"]] == whole["token_ids"]
-    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    expected = complete(engine, prompt, max_tokens=5)["choices"][0]
+    assert [token for choice in choices for token in choice["token_ids"]] == expected["token_ids"]
+    assert "".join(choice["text"] for choice in choices) == expected["text"]
     assert [choice["prompt_token_ids"] for choice in choices] == [prompt] + [None] * (len(choices) - 1)
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
     assert {chunk["object"] for chunk in chunks} == {"text_completion"}
@@ -172,36 +172,36 @@ def test_chat_stream_format(engine: httpx.Client) -> None:
     role, *chunks = streamed(engine, "/v1/chat/completions", **body, return_token_ids=True)
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert role["object"] == "chat.completion.chunk"
-    assert len(role["prompt_token_ids"]) == 4  # role, text, end of message, role of the answer
+    assert len(role["prompt_token_ids"]) == 4  # role, text, end of message, role of the response
     assert "token_ids" not in role["choices"][0]
     text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
-    whole = engine.post("/v1/chat/completions", json=body).json()
-    assert text == whole["choices"][0]["message"]["content"]
+    expected = engine.post("/v1/chat/completions", json=body).json()
+    assert text == expected["choices"][0]["message"]["content"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert all("usage" not in chunk for chunk in chunks)
 
 
-def test_several_prompts_and_choices_each_get_their_answer(engine: httpx.Client) -> None:
+def test_every_prompt_and_choice_gets_a_response(engine: httpx.Client) -> None:
     prompts = [list(range(5000, 5040)), list(range(6000, 6020))]
     both = complete(engine, prompts, n=2, max_tokens=8)
     assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
     assert [choice["prompt_token_ids"] for choice in both["choices"]] == [prompts[0]] * 2 + [prompts[1]] * 2
-    answers = [tuple(choice["token_ids"]) for choice in both["choices"]]
-    assert len(set(answers)) == 4
+    outputs = [tuple(choice["token_ids"]) for choice in both["choices"]]
+    assert len(set(outputs)) == 4
     assert both["usage"]["prompt_tokens"] == 60
     assert both["usage"]["completion_tokens"] == 32
     alone = complete(engine, prompts[1], max_tokens=8)
-    assert tuple(alone["choices"][0]["token_ids"]) == answers[2]
+    assert tuple(alone["choices"][0]["token_ids"]) == outputs[2]
     events = streamed(engine, "/v1/completions", prompt=["a b", "c d"], n=2, max_tokens=3, ignore_eos=True)
     ends = [event["choices"][0]["index"] for event in events if event["choices"][0]["finish_reason"]]
     assert sorted(ends) == [0, 1, 2, 3]
 
 
 def test_finish_reason_stop(engine: httpx.Client) -> None:
-    answer = complete(engine, "tell me", ignore_eos=False, max_tokens=8000)
-    choice = answer["choices"][0]
+    response = complete(engine, "tell me", ignore_eos=False, max_tokens=8000)
+    choice = response["choices"][0]
     assert choice["finish_reason"] == "stop"
-    assert answer["usage"]["completion_tokens"] == len(choice["token_ids"]) < 8000
+    assert response["usage"]["completion_tokens"] == len(choice["token_ids"]) < 8000
     # The end token is counted and not spoken.
     spoken = engine.post("/detokenize", json={"tokens": choice["token_ids"][:-1]}).json()["prompt"]
     assert choice["text"] == spoken
@@ -219,7 +219,7 @@ def test_tokens_survive_detokenizing(engine: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "says"),
+    ("path", "body", "status", "message"),
     [
         ("/v1/completions", b'{"prompt": ', 400, "not JSON"),
         ("/v1/completions", b'{"prompt": []}', 400, "empty"),
@@ -227,13 +227,13 @@ def test_tokens_survive_detokenizing(engine: httpx.Client) -> None:
         ("/v1/completions", b'{"prompt": "x", "model": "other"}', 404, "`other` does not exist"),
     ],
 )  # fmt: skip
-def test_errors_have_openais_format(engine: httpx.Client, path: str, body: bytes, status: int, says: str) -> None:
+def test_errors_have_openais_format(engine: httpx.Client, path: str, body: bytes, status: int, message: str) -> None:
     response = engine.post(path, content=body)
     assert response.status_code == status
     error = response.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     assert error["code"] == status
-    assert says in error["message"]
+    assert message in error["message"]
 
 
 def test_version_and_model_endpoints(engine: httpx.Client) -> None:
@@ -283,7 +283,7 @@ def test_disconnect_frees_blocks(sim_server: str, stream: bool) -> None:
 
 
 def test_late_first_token_arrives_with_later_tokens(start_sim_server: StartSimServer, tmp_path: Path) -> None:
-    # Half a second, in which the other seven are generated.
+    # Half a second, in which the remaining seven are generated.
     costs = {"delivery_ms_per_prompt_token": 5.0, "t0_ms": 1.0, "per_decode_ms": 0.1, "frontend_base_ms": 0.0}
     flags = ("--latency-model", str(engine_model(tmp_path, **costs)))
     with start_sim_server(*flags) as url, httpx.Client(base_url=url, timeout=30.0) as client:
@@ -293,18 +293,18 @@ def test_late_first_token_arrives_with_later_tokens(start_sim_server: StartSimSe
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         (("--listen", "nowhere"), "--listen: 'nowhere': expected HOST:PORT"),
         (("--speed", "fast"), "--speed fast: expected a number above 0, or max"),
         (("--num-gpu-blocks", "1"), "num_gpu_blocks: 1 is too small"),
     ],
 )
-def test_bad_input_is_named(tmp_path: Path, flags: tuple[str, ...], says: str) -> None:
+def test_invalid_input_is_reported(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
     (tmp_path / "model.json").write_text("{}")
     with pytest.raises(InputError) as refused:
         main(["serve", *(flag.format(dir=tmp_path) for flag in flags)])
-    assert says.format(dir=tmp_path) in str(refused.value)
+    assert message.format(dir=tmp_path) in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

@@ -54,26 +54,26 @@ def post(body: bytes, *headers: bytes, path: bytes = b"/v1/completions") -> byte
 )
 def test_rejected_requests(url: str, request_bytes: bytes, status: bytes) -> None:
     with connect(url) as sock:
-        with contextlib.suppress(ConnectionError):  # it need not read all of what it refuses
+        with contextlib.suppress(ConnectionError):  # a refused request need not be read completely
             sock.sendall(request_bytes)
             if b"99999999" in request_bytes:
                 sock.sendall(b"x" * 68_000_000)
-        answer = b""
+        response = b""
         with contextlib.suppress(ConnectionError):
-            answer = sock.recv(200)
-    assert answer.split(b" ")[1:2] == [status]
+            response = sock.recv(200)
+    assert response.split(b" ")[1:2] == [status]
     assert httpx.get(f"{url}/health").status_code == 200
 
 
 def running(client: httpx.Client) -> float:
     """How many requests the engine runs."""
-    found = re.search(r"^vllm:num_requests_running{\S* (\S+)$", client.get("/metrics").text, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
+    match = re.search(r"^vllm:num_requests_running{\S* (\S+)$", client.get("/metrics").text, re.MULTILINE)
+    assert match is not None
+    return float(match[1])
 
 
 def test_slow_reader_is_bounded_and_complete(url: str) -> None:
-    """Its answer waits as token ids; what it reads later is the same text in fewer events."""
+    """The output waits as token ids; the late reader receives the same text in fewer events."""
     body = {"prompt": [1] * 9, "max_tokens": 20_000, "ignore_eos": True, "return_token_ids": True}
     host = httpx.URL(url)
     with socket.socket() as sock, httpx.Client(base_url=url, timeout=60) as client:
@@ -83,12 +83,12 @@ def test_slow_reader_is_bounded_and_complete(url: str) -> None:
         sock.sendall(post(json.dumps({**body, "stream": True}).encode(), b"Connection: close"))
         assert sock.recv(15) == b"HTTP/1.1 200 OK"
         while running(client):
-            pass  # the engine goes on to the answer's end
-        whole = client.post("/v1/completions", json=body).json()["choices"][0]
+            pass  # the engine continues to the end of the output
+        expected = client.post("/v1/completions", json=body).json()["choices"][0]
         stream = read_all(sock)
-    found = [json.loads(ids) for ids in re.findall(rb',"token_ids":(\[[\d,]*\])', stream)]
-    assert [token_id for ids in found for token_id in ids] == whole["token_ids"]
-    assert max(map(len, found)) > 100
+    chunks = [json.loads(ids) for ids in re.findall(rb',"token_ids":(\[[\d,]*\])', stream)]
+    assert [token_id for ids in chunks for token_id in ids] == expected["token_ids"]
+    assert max(map(len, chunks)) > 100
     assert stream.endswith(b"0\r\n\r\n")
 
 

@@ -1,4 +1,4 @@
-"""The real-time engine in this process, as fast as it goes: what its virtual clock says, to the digit."""
+"""The real-time engine in this process, at maximum speed: exact times of the virtual clock."""
 
 import asyncio
 import math
@@ -63,13 +63,13 @@ async def until(engine: RealTimeEngine, condition: Callable[[], bool]) -> None:
     engine.flush()
 
 
-def test_the_clock_adds_up_front_end_prefill_and_decodes() -> None:
+def test_clock_adds_frontend_prefill_and_decode_times() -> None:
     async def use(engine: RealTimeEngine) -> None:
-        one = generation(prompt_tokens=8, output_tokens=4, first_key=100)
-        engine.submit(one)
-        await until(engine, lambda: one.outcome is not None)
+        submitted = generation(prompt_tokens=8, output_tokens=4, first_key=100)
+        engine.submit(submitted)
+        await until(engine, lambda: submitted.outcome is not None)
         # Front end 10 + 8 × 0.25 = 12; prefill 4 + 8 × 0.5 = 8; three decodes of 4 + 1.
-        assert one.token_ms == [20.0, 35.0]
+        assert submitted.token_ms == [20.0, 35.0]
         assert engine.now_ms == 35.0
         two = generation(prompt_tokens=8, output_tokens=1, first_key=100)
         engine.submit(two)
@@ -90,10 +90,10 @@ def test_concurrent_arrivals_with_a_serial_api_server() -> None:
 
     async def use(engine: RealTimeEngine) -> None:
         both = [generation(8, 2, first_key) for first_key in (100, 200)]
-        for one in both:
-            engine.submit(one)
-        await until(engine, lambda: all(one.outcome is not None for one in both))
-        arrivals.append([one.token_ms[0] for one in both])
+        for submitted in both:
+            engine.submit(submitted)
+        await until(engine, lambda: all(submitted.outcome is not None for submitted in both))
+        arrivals.append([submitted.token_ms[0] for submitted in both])
 
     with_running(MODEL, use)
     serial = msgspec.structs.replace(MODEL, frontend_placement="serial")
@@ -132,13 +132,13 @@ def test_abort_frees_blocks_in_any_state() -> None:
         assert engine.num_running == 1
         assert engine.kv_usage > 0.0
         assert not engine.reset_prefix_cache()
-        for one in (running, entering):
-            engine.abort(one)
+        for aborted in (running, entering):
+            engine.abort(aborted)
         await until(engine, lambda: running.outcome == entering.outcome == "aborted")
         check_engine(engine)
         assert (engine.num_running, engine.num_waiting, engine.kv_usage) == (0, 0, 0.0)
         assert engine.reset_prefix_cache()
-        # The engine goes on for others.
+        # The engine continues with the remaining requests.
         after = generation(8, 2, 100)
         engine.submit(after)
         await until(engine, lambda: after.outcome == "finished")
@@ -155,12 +155,12 @@ def test_more_requests_than_the_pool_finish(ahead: bool) -> None:
 
     async def use(engine: RealTimeEngine) -> None:
         many = [generation(8, 53, 1000 * number) for number in range(1, 7)]
-        for one in many:
-            engine.submit(one)
-        while not all(one.outcome == "finished" for one in many):
+        for submitted in many:
+            engine.submit(submitted)
+        while not all(submitted.outcome == "finished" for submitted in many):
             check_engine(engine)
             await asyncio.sleep(0)
-        assert [one.delivered for one in many] == [53] * 6
+        assert [submitted.delivered for submitted in many] == [53] * 6
 
     engine = with_running(msgspec.structs.replace(MODEL, engine=config), use)
     assert engine.counters.preemptions > 0
@@ -179,16 +179,16 @@ def test_noise_applies_to_api_server_and_steps() -> None:
     )
 
     async def use(engine: RealTimeEngine) -> None:
-        one = generation(prompt_tokens=8, output_tokens=4, first_key=100)
-        engine.submit(one)
-        await until(engine, lambda: one.outcome is not None)
-        assert one.token_ms == [pytest.approx(6.0 + 2 * 8.0), pytest.approx(22.0 + 3 * 15.0)]
+        submitted = generation(prompt_tokens=8, output_tokens=4, first_key=100)
+        engine.submit(submitted)
+        await until(engine, lambda: submitted.outcome is not None)
+        assert submitted.token_ms == [pytest.approx(6.0 + 2 * 8.0), pytest.approx(22.0 + 3 * 15.0)]
 
     with_running(msgspec.structs.replace(MODEL, noise=noise), use)
 
 
 def test_sequential_client_is_independent_of_speed() -> None:
-    """A conversation of three turns: what is cached, and when each token comes, counted from its request."""
+    """A conversation of three turns: cached tokens, and token times after each request."""
     levels = len(Noise().levels)
     spread = tuple(level / 9 for level in range(levels))
     noisy = msgspec.structs.replace(MODEL, noise=Noise(step_log_ratio=(spread,), frontend_log_ratio=spread))
@@ -198,11 +198,11 @@ def test_sequential_client_is_independent_of_speed() -> None:
         async def use(engine: RealTimeEngine) -> None:
             seen[speed] = []
             for turn in range(3):
-                one = generation(prompt_tokens=8 + 12 * turn, output_tokens=5, first_key=100)
-                engine.submit(one)
-                await until(engine, lambda: one.outcome is not None)  # noqa: B023 - awaited before the next turn
-                times_ms = [time_ms - one.arrival_ms for time_ms in one.token_ms]
-                seen[speed].append((one.request.cached_tokens, times_ms))
+                submitted = generation(prompt_tokens=8 + 12 * turn, output_tokens=5, first_key=100)
+                engine.submit(submitted)
+                await until(engine, lambda: submitted.outcome is not None)  # noqa: B023 - awaited before the next turn
+                times_ms = [time_ms - submitted.arrival_ms for time_ms in submitted.token_ms]
+                seen[speed].append((submitted.request.cached_tokens, times_ms))
 
         return use
 
@@ -229,8 +229,8 @@ def test_router_counts_in_sim_serve() -> None:
         assert fleet.route("s", GenerationFields(), pair) == 0
         assert fleet.route("s", GenerationFields(), [lone]) == 1
         see()
-        for one in pair:
-            fleet.engines[0].submit(one)
+        for submitted in pair:
+            fleet.engines[0].submit(submitted)
         fleet.engines[1].submit(lone)
         fleet.engines[1].abort(lone)
         await until(fleet.engines[0], lambda: pair[0].outcome is not None)

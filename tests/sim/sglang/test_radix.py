@@ -97,16 +97,16 @@ def test_radix_tree_equals_the_slow_tree(sizes: tuple[int, int], operations: lis
 @settings(max_examples=80, deadline=None)
 @given(
     sizes=st.sampled_from([(1, 1), (4, 1), (4, 2), (4, 4)]),
-    room=st.integers(20, 60),
+    capacity=st.integers(20, 60),
     chunk=st.sampled_from([None, 4, 8, 20]),
     requests=st.lists(st.tuples(PATHS, st.integers(1, 24), st.integers(0, 8)), max_size=25),
 )
 def test_pool_equals_the_slow_radix_pool(
-    sizes: tuple[int, int], room: int, chunk: int | None, requests: list[Any]
+    sizes: tuple[int, int], capacity: int, chunk: int | None, requests: list[Any]
 ) -> None:
     block_size, page_size = sizes
-    config = RadixConfig(max_total_num_tokens=room, page_size=page_size, chunked_prefill_size=chunk)
-    ours, slow, interned = RadixPool(config, block_size), slow_radix.SlowPool(room, page_size, chunk), Interned()
+    config = RadixConfig(max_total_num_tokens=capacity, page_size=page_size, chunked_prefill_size=chunk)
+    ours, slow, interned = RadixPool(config, block_size), slow_radix.SlowPool(capacity, page_size, chunk), Interned()
     for path, length, decoded in requests:
         tokens = interned.tokens(path, block_size)[:length]
         prompt = max(len(tokens) - decoded, 1)

@@ -21,7 +21,7 @@ Load = dict[str, Any]
 
 
 def random_path(rng: random.Random) -> list[int]:
-    """A chain in a small tree, as its blocks' keys: one integer stands for a block and all before it."""
+    """A chain in a small tree, as its blocks' keys: an integer identifies a block and all blocks before it."""
     path, key = [], 0
     for _ in range(rng.randrange(1, 7)):
         key = key * 3 + rng.choice([1, 1, 2, 3])
@@ -90,7 +90,7 @@ def as_tokens(load: Load) -> Load:
 
 
 class Watched(RadixTree):
-    """Remembers what was evicted as SGLang's side does: each node's last token and length."""
+    """Records evictions in the format of the SGLang script: each node's last token and length."""
 
     def __init__(self, block_size: int) -> None:
         super().__init__(block_size)

@@ -44,7 +44,7 @@ RECORDED = {
 
 
 def make_groups(rng: random.Random) -> list[Group]:
-    """Groups as models of today have them, some with blocks of their own."""
+    """Groups of current models, some with separate block sizes."""
     size = rng.choice([8, 16])
     span = rng.choice([9, 16, 33, 40, 100])
     full: Group = {"kind": rng.choice(["full", "full", "mla"]), "block_size": size}

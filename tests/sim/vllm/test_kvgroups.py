@@ -24,7 +24,7 @@ def test_groups_are_parsed_and_named() -> None:
         ("full:32+window(40):48", 96, False),  # the common multiple
         ("full:784+mamba:784*3", 784, False),
         ("full:784+mamba:784*3+match=16", 16, True),  # states inside a block can be matched
-        ("full:784+mamba:784+window(64):784+match=16", 784, False),  # a window cannot tell
+        ("full:784+mamba:784+window(64):784+match=16", 784, False),  # a window does not determine it
         ("full:784+mamba:784+window(64):16", 16, True),
     ],
 )
@@ -63,7 +63,7 @@ def run(scheduler: HybridScheduler, request: Request) -> int:
     ("groups", "hits"),
     [
         ("full:784+mamba:784*3", [0, 0, 0]),  # a system prompt of 240 tokens is less than a block
-        ("full:784+mamba:784*3+match=16", [0, 0, 0]),  # inside a block only a whole prompt's end is kept
+        ("full:784+mamba:784*3+match=16", [0, 0, 0]),  # inside a block only the end of a complete prompt is kept
         ("full:16+window(64):16*3", [0, 0, 240]),  # the window is kept once a second prompt showed it shared
         ("full:16+window(64):16*3+retain=none", [0, 240, 240]),
         ("full:16+window(64):16*3+retain=none+eagle", [0, 224, 224]),

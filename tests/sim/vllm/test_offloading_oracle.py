@@ -34,7 +34,7 @@ def stepped(workload: Workload) -> list[dict[str, Any]]:
     config = EngineConfig(max_model_len=4096, **settings)
     deployed = Deployment(host_blocks=host_blocks, kv_bytes_per_token=1, host_gb_per_s=1e12, host_latency_ms=0.0)
     specs, keys = workload["requests"], Keys()
-    scheduler = SteppedScheduler(config, [our_request(one, config.block_size, keys) for one in specs], deployed)
+    scheduler = SteppedScheduler(config, [our_request(spec, config.block_size, keys) for spec in specs], deployed)
     pending = deque(sorted(range(len(specs)), key=lambda position: specs[position]["step"]))
     steps: list[dict[str, Any]] = []
     while (pending or scheduler.has_work) and len(steps) < MOST_STEPS:

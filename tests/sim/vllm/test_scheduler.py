@@ -57,7 +57,7 @@ def cached(scheduler: Scheduler) -> dict[Content, int]:
     return holders(pool_of(scheduler))
 
 
-def test_a_prompt_is_computed_in_chunks_and_then_decoded_token_by_token() -> None:
+def test_prompt_chunks_precede_decodes() -> None:
     scheduler = engine(max_num_batched_tokens=6)
     a = request("a", 9, 3)
     scheduler.add(a)
@@ -69,7 +69,7 @@ def test_a_prompt_is_computed_in_chunks_and_then_decoded_token_by_token() -> Non
     assert run_step(scheduler) == [("a", 1, 10)]
     assert a.status == FINISHED
     assert not scheduler.has_work()
-    # Rule 11: ceil((9 + 3 - 1) / 4) = 3 blocks were held, of which the two full ones stay cached.
+    # Rule 11: ceil((9 + 3 - 1) / 4) = 3 blocks were held, of which the two full blocks stay cached.
     assert free_contents(pool_of(scheduler)) == [None] * 18 + [(1, 0), (0, 0)]
 
 
@@ -93,7 +93,7 @@ def test_running_requests_are_scheduled_first() -> None:
     assert run_step(scheduler) == [("a", 1, 5), ("b", 4, 5), ("c", 1, 0)]
 
 
-def test_blocks_can_be_hit_within_the_step_that_fills_them() -> None:
+def test_blocks_are_hit_within_their_step() -> None:
     scheduler = engine(max_num_batched_tokens=32)
     scheduler.add(request("a", 10, 4))
     b = request("b", 10, 4)
@@ -104,14 +104,14 @@ def test_blocks_can_be_hit_within_the_step_that_fills_them() -> None:
     assert cached(scheduler) == {(0, 0): 2, (1, 0): 2}
 
 
-def test_prefill_chunks_are_cached_one_by_one() -> None:
+def test_prefill_chunks_are_cached_separately() -> None:
     scheduler = engine(max_num_batched_tokens=5)
     scheduler.add(request("a", 12, 2))
     b = request("b", 12, 2)
     assert run_step(scheduler) == [("a", 5, 0)]
     scheduler.add(b)
     assert run_step(scheduler) == [("a", 5, 5)]
-    # a takes its last 2 of 5; b hits the two blocks filled so far, 8 tokens, not the third that a fills only now …
+    # a computes its last 2 of 5; b hits the two blocks filled so far, 8 tokens, not the third that a fills only now …
     assert run_step(scheduler) == [("a", 2, 10), ("b", 3, 8)]
     # … which by rule 6 it could not have hit either: a prompt's last token is always computed.
     assert b.cached_tokens == 8
@@ -130,7 +130,7 @@ def test_prompt_of_full_blocks_recomputes_the_last() -> None:
     assert pool_of(scheduler).lookup(request("c", 9, 1), 2) == 2
 
 
-def test_admission_needs_blocks_for_the_complete_prompt_and_the_head_blocks_the_queue() -> None:
+def test_admission_needs_blocks_for_the_complete_prompt() -> None:
     scheduler = engine(usable=6, max_num_batched_tokens=4)
     scheduler.add(request("a", 4, 12, family=1))
     run_step(scheduler)
@@ -159,7 +159,7 @@ def test_free_hits_count_against_free_blocks() -> None:
     scheduler.add(request("a", 8, 1, family=1))
     run_step(scheduler)  # family 1's two blocks are cached and idle
     scheduler.add(request("b", 12, 8, family=2))
-    run_step(scheduler)  # b takes 3 blocks; 3 are free, two of them a's
+    run_step(scheduler)  # b allocates 3 blocks; 3 are free, two of them a's
     c = request("c", 16, 1, family=1)
     scheduler.add(c)
     # Rule 8: c needs 4 - 2 hits + 2 hits at reference 0 = 4 blocks and 3 are free.
@@ -189,7 +189,7 @@ def test_last_running_request_is_preempted_and_recomputed() -> None:
     # a's decode took one of the freed blocks, so the leaf is gone and one block is hit.
     assert shares(step) == [("b", 5, 4)]
     assert step.admitted == 1
-    assert (b.preemptions, b.cached_tokens) == (1, 0)  # reported: what the first admission hit
+    assert (b.preemptions, b.cached_tokens) == (1, 0)  # reported: hits of the first admission
     scheduler.finish_step(step)
     assert (scheduler.stats.requests, scheduler.stats.hit_tokens) == (2, 0)  # the second admission is not counted
 
@@ -222,7 +222,7 @@ def test_single_request_may_preempt_itself() -> None:
     assert (a.num_generated, b.num_generated) == (6, 4)
 
 
-def test_async_scheduling_delays_an_arrival_by_one_step() -> None:
+def test_async_scheduling_delays_an_arrival_by_a_step() -> None:
     scheduler = engine()
     a = request("a", 4, 4, family=1)
     scheduler.add(a)
@@ -261,7 +261,7 @@ def test_token_in_flight_survives_preemption() -> None:
     scheduler.add(a)
     scheduler.add(b)
     first = schedule(scheduler)
-    second = schedule(scheduler)  # a takes the fifth block, b none: preempted with its first token in flight
+    second = schedule(scheduler)  # a allocates the fifth block, b none: preempted with its first token in flight
     assert second.preempted == [b]
     assert b.num_generated == 0
     scheduler.finish_step(first)
@@ -282,7 +282,7 @@ def test_abort_frees_immediately() -> None:
     scheduler.abort(running)
     assert pool_of(scheduler).num_free == 20
     assert not scheduler.has_work()
-    assert scheduler.finish_step(step) == []  # what it was computing is thrown away
+    assert scheduler.finish_step(step) == []  # the computed tokens are discarded
     check_scheduler(scheduler)
 
 
@@ -304,7 +304,7 @@ def test_impossible_settings_are_rejected() -> None:
         EngineConfig(num_gpu_blocks=1)
 
 
-def test_a_prompt_with_log_probabilities_is_computed_completely_and_cached_again() -> None:
+def test_prompt_with_log_probabilities_is_recomputed_and_cached() -> None:
     scheduler = engine()
     scheduler.add(request("a", 9, 1))
     assert run_step(scheduler) == [("a", 9, 0)]
@@ -313,7 +313,7 @@ def test_a_prompt_with_log_probabilities_is_computed_completely_and_cached_again
     assert run_step(scheduler) == [("b", 9, 0)]  # vLLM's skip_reading_prefix_cache
     assert scored.cached_tokens == 0
     assert scheduler.stats.requests == 1  # only the lookup of a
-    # Rule 7: its full blocks stand in line behind those of a.
+    # Rule 7: its full blocks are queued behind the blocks of a.
     assert cached(scheduler) == {(0, 0): 0, (1, 0): 0, (0, 1): 0, (1, 1): 0}
     scheduler.add(request("c", 9, 1))
     assert run_step(scheduler) == [("c", 1, 8)]

@@ -42,7 +42,7 @@ def state(pool: BlockPool | SegmentPool) -> tuple[int, int, int]:
 
 
 class Pools:
-    """Both pools; each step is taken in both, and they agree after it."""
+    """Both pools; each step runs in both, and the pools are equal after it."""
 
     def __init__(self, usable: int, requests: Sequence[list[int]], caching: bool) -> None:
         self.plain = BlockPool(usable + 1, 1, caching)

@@ -1,4 +1,4 @@
-"""Our pool and scheduler, the readable oracle and those that commands run, against vLLM's own: every step.
+"""The pool and scheduler, in the readable oracle and in the product, against vLLM's: every step.
 
 Synchronous and asynchronous, with and without prefix caching, cache salts, and log probabilities of prompts.
 """
@@ -29,7 +29,7 @@ Workload = dict[str, Any]
 
 
 def make_workload(seed: int) -> Workload:
-    """Prompts that share prefixes, some continuing an earlier answer, on a pool too small for all of them at once."""
+    """Prompts that share prefixes, some continuing an earlier output, on a pool too small for all of them at once."""
     rng = random.Random(seed)
     block_size = rng.choice([16, 32])
     max_num_seqs = rng.choice([2, 4, 8])
@@ -86,7 +86,7 @@ def random_tokens(rng: random.Random, count: int) -> list[int]:
 
 
 def our_steps(workload: Workload) -> list[dict[str, Any]]:
-    """The same workload on our scheduler, in the shape that ``vllm_scheduler.py`` answers in, and what blocks hold."""
+    """The same workload on our scheduler, in the output format of ``vllm_scheduler.py``, with block contents."""
     config = our_config(workload)
     scheduler, keys = make_scheduler(config), Keys()
     requests = {spec["id"]: our_request(spec, config.block_size, keys) for spec in workload["requests"]}
@@ -102,7 +102,7 @@ def our_steps(workload: Workload) -> list[dict[str, Any]]:
         before = scheduler.stats.requests, scheduler.stats.query_tokens, scheduler.stats.hit_tokens
         step = scheduler.schedule()
         after = scheduler.stats.requests, scheduler.stats.query_tokens, scheduler.stats.hit_tokens
-        tables = {one.request.request_id: tables_of(scheduler, one.request) for one in step.scheduled}
+        tables = {share.request.request_id: tables_of(scheduler, share.request) for share in step.scheduled}
         free_scheduled, contents_scheduled = scheduler.pool.free_order(), free_contents(scheduler.pool)
         check_readable(scheduler)
         in_flight.append(step)
@@ -127,7 +127,7 @@ def our_steps(workload: Workload) -> list[dict[str, Any]]:
 
 
 def product_steps(workload: Workload) -> list[dict[str, Any]]:
-    """The same on the scheduler that commands run, step by step. It tells blocks by what they hold."""
+    """The same on the product's scheduler, step by step. Blocks are identified by their contents."""
     config, keys = our_config(workload), Keys()
     specs = workload["requests"]
     scheduler = SteppedScheduler(config, [our_request(spec, config.block_size, keys) for spec in specs])
@@ -168,7 +168,7 @@ def tables_of(scheduler: Scheduler, request: Request) -> list[list[int]]:
 
 
 def contents(pool: BlockPool) -> dict[int, Content]:
-    """By cached block: its key, and its place in the line of those under that key."""
+    """By cached block: its key, and its position among the blocks of that key."""
     result: dict[int, Content] = {}
     for block in range(1, pool.num_gpu_blocks):
         key = pool.key_of(block)
@@ -193,7 +193,7 @@ def holders(pool: BlockPool) -> dict[Content, int]:
 
 
 def without_ids(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a pool by segments can say of the steps: which block it is that holds something is all the same."""
+    """Steps without block ids: a pool by segments does not identify blocks."""
     names = ("scheduled", "preempted", "contents_scheduled", "stats", "contents_finished", "holders")
     return [{name: step[name] for name in names} for step in steps]
 
@@ -204,7 +204,7 @@ def our_config(workload: Workload) -> EngineConfig:
 
 
 class Keys(dict[tuple[object, ...], int]):
-    """Chains of plain numbers: equal ones for equal salts and tokens up to a block's end."""
+    """Chains of plain numbers: equal numbers for equal salts and tokens up to a block's end."""
 
     def chain(self, spec: dict[str, Any], block_size: int) -> list[int]:
         tokens = spec["prompt"] + spec["output"]
@@ -229,7 +229,7 @@ def vllms_steps(script: Path, workloads: list[Workload]) -> list[Any]:
     python, model = os.environ.get("KVTAPE_VLLM_PYTHON"), os.environ.get("KVTAPE_VLLM_MODEL")
     if not python or not model:
         pytest.skip("KVTAPE_VLLM_PYTHON and KVTAPE_VLLM_MODEL do not name a vLLM and a model directory")
-    answer = subprocess.run(
+    process = subprocess.run(
         [python, str(script), model],
         input=json.dumps(workloads),
         capture_output=True,
@@ -237,8 +237,8 @@ def vllms_steps(script: Path, workloads: list[Workload]) -> list[Any]:
         timeout=170,
         check=False,
     )
-    assert answer.returncode == 0, answer.stderr[-2000:]
-    result: list[Any] = json.loads(answer.stdout)
+    assert process.returncode == 0, process.stderr[-2000:]
+    result: list[Any] = json.loads(process.stdout)
     return result
 
 
@@ -246,16 +246,16 @@ def vllms_steps(script: Path, workloads: list[Workload]) -> list[Any]:
 def test_every_step_equals_vllm() -> None:
     count = int(os.environ.get("KVTAPE_VLLM_WORKLOADS", "100"))
     workloads = [make_workload(seed) for seed in range(count)]
-    answers = vllms_steps(SCRIPT, workloads)
+    results = vllms_steps(SCRIPT, workloads)
     preemptions = hits = 0
-    for seed, (workload, theirs) in enumerate(zip(workloads, answers, strict=True)):
-        ours = our_steps(workload)
-        for number, (our_step, their_step) in enumerate(zip(ours, theirs, strict=False)):
+    for seed, (workload, expected) in enumerate(zip(workloads, results, strict=True)):
+        steps = our_steps(workload)
+        for number, (our_step, their_step) in enumerate(zip(steps, expected, strict=False)):
             assert {name: our_step[name] for name in their_step} == their_step, f"workload {seed}, step {number}"
-        assert len(ours) == len(theirs), f"workload {seed}"
-        assert product_steps(workload) == without_ids(ours), f"workload {seed}, by segments"
-        preemptions += sum(len(step["preempted"]) for step in ours)
-        hits += sum(step["stats"][2] for step in ours)
+        assert len(steps) == len(expected), f"workload {seed}"
+        assert product_steps(workload) == without_ids(steps), f"workload {seed}, by segments"
+        preemptions += sum(len(step["preempted"]) for step in steps)
+        hits += sum(step["stats"][2] for step in steps)
     # Agreement on workloads without pressure or sharing would prove little.
     assert preemptions > count
     assert hits > 100 * count

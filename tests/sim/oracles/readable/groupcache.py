@@ -12,7 +12,7 @@ from tests.sim.oracles.readable.pool import BlockPool
 from tests.sim.oracles.readable.rules import blocks_for
 
 NULL = 0
-"""The null block: it stands for blocks that attention does not need."""
+"""The null block: it replaces blocks that attention does not need."""
 Rows = list[list[int]]
 """Blocks found, by position in the prompt and then by group."""
 Cached = Callable[[int], list[int] | None]
@@ -154,7 +154,7 @@ class Group:
         self.pool.touch([copy])
 
     def free_skipped(self, table: Table, computed: int) -> None:
-        """Free the blocks that attention needs no more; the null block takes their places."""
+        """Free the blocks that attention needs no more; the null block replaces them."""
         skipped = self.skipped_tokens(computed)
         if skipped > 0:
             self.free_range(table, min(skipped // self.size, len(table.blocks)))
@@ -191,7 +191,7 @@ class Group:
         table.num_cached = full
 
     def wanted(self, done: int, full: int, progress: Progress) -> set[int] | None:
-        """Places worth caching of those from ``done`` to ``full``; None: all."""
+        """Positions from ``done`` to ``full`` that are cached; None: all."""
         return None
 
     def _cache_partial_block(self, table: Table, progress: Progress, tokens: int) -> None:
@@ -265,17 +265,17 @@ class WindowGroup(Group):
         if self.alignment % self.size:
             return None
         needed, shift = blocks_for(self.spec.span - 1, self.size) + self.drops_last, int(self.drops_last)
-        retain, found = self.layout.retain, set[int]()
+        retain, retained = self.layout.retain, set[int]()
         if retain != 0:
             period = (self.alignment if retain is None else retain) // self.size
             if needed >= period:
                 return None
-            found = {at for at in range(max(done, shift), full) if (at - shift) % period >= period - needed}
+            retained = {at for at in range(max(done, shift), full) if (at - shift) % period >= period - needed}
         if retain is not None:
             for boundary in reachable(progress, self.layout):
                 end = boundary // self.alignment * self.alignment // self.size + shift
-                found.update(range(max(done, end - needed), min(full, end)))
-        return found
+                retained.update(range(max(done, end - needed), min(full, end)))
+        return retained
 
 
 class ChunkGroup(Group):

@@ -77,14 +77,14 @@ class HybridCache:
         if not self.pool.enable_prefix_caching or request.prompt_logprobs:
             return nothing
         if len(self.groups) == 1:
-            one = self.alike[0]
-            rows, tokens = self._find(one, request, request.num_tokens - 1, drops_last=one.drops_last)
+            peers = self.alike[0]
+            rows, tokens = self._find(peers, request, request.num_tokens - 1, drops_last=peers.drops_last)
             return Hits([[row[0] if row else NULL for row in rows]], tokens)
         return self._agree(request, nothing.blocks)
 
-    def _find(self, one: Alike, request: Request, most: int, drops_last: bool) -> tuple[Rows, int]:
-        cached = partial(self._cached, [group.position for group in one.groups], request.hashes)
-        return one.first.find(cached, most, request.num_tokens // self.layout.match_unit, drops_last=drops_last)
+    def _find(self, peers: Alike, request: Request, most: int, drops_last: bool) -> tuple[Rows, int]:
+        cached = partial(self._cached, [group.position for group in peers.groups], request.hashes)
+        return peers.first.find(cached, most, request.num_tokens // self.layout.match_unit, drops_last=drops_last)
 
     def _cached(self, positions: Sequence[int], hashes: Sequence[int], units: int) -> list[int] | None:
         base, row = hashes[units - 1] * len(self.groups), []
@@ -95,12 +95,12 @@ class HybridCache:
             row.append(block)
         return row
 
-    def _most(self, one: Alike, request: Request, tokens: int) -> int:
+    def _most(self, peers: Alike, request: Request, tokens: int) -> int:
         """Tokens to look up for a hit of ``tokens`` after the last block is dropped; states drop none."""
-        if not one.drops_last or one.first.spec.keeps_state:
+        if not peers.drops_last or peers.first.spec.keeps_state:
             return tokens
         unit = self.layout.match_unit
-        margin = unit if self.layout.partial_hits and one.first.spec.sees_all else one.first.size
+        margin = unit if self.layout.partial_hits and peers.first.spec.sees_all else peers.first.size
         return min(tokens + margin, request.num_tokens // unit * unit)
 
     def _agree(self, request: Request, blocks: list[list[int]]) -> Hits:
@@ -110,13 +110,13 @@ class HybridCache:
         dropped: set[int] = set()
         while True:
             tokens = most
-            for position, one in enumerate(alike):
+            for position, peers in enumerate(alike):
                 before = result[position]
-                if one.first.spec.sees_all and before is not None:
+                if peers.first.spec.sees_all and before is not None:
                     tokens = min(tokens, before[1])
                     continue
-                drops = one.drops_last and position not in dropped
-                rows, now = self._find(one, request, self._most(one, request, tokens) if drops else tokens, drops)
+                drops = peers.drops_last and position not in dropped
+                rows, now = self._find(peers, request, self._most(peers, request, tokens) if drops else tokens, drops)
                 if drops:
                     dropped.add(position)
                 elif now < tokens:
@@ -129,19 +129,19 @@ class HybridCache:
             most = tokens
             if len(alike) == 2 and alike[0].first.spec.sees_all:
                 break
-        for one, (rows, _) in zip(alike, filter(None, result), strict=True):
-            if one.first.spec.sees_all:
-                del rows[blocks_for(most, one.first.size) :]
-            for column, group in enumerate(one.groups):
+        for peers, (rows, _) in zip(alike, filter(None, result), strict=True):
+            if peers.first.spec.sees_all:
+                del rows[blocks_for(most, peers.first.size) :]
+            for column, group in enumerate(peers.groups):
                 blocks[group.position] = [row[column] if row else NULL for row in rows]
         request.shared_tokens = longest if longest > most else 0
         return Hits(blocks, most)
 
     def admit(self, request: Request, hits: Hits, tokens: int) -> bool:
         """Give ``request`` its hits and blocks for ``tokens`` more, if all of it fits now; else change nothing."""
-        computed, whole = hits.tokens, min(request.num_tokens, self.max_model_len)
+        computed, end_tokens = hits.tokens, min(request.num_tokens, self.max_model_len)
         held = [Table() for _ in self.groups]
-        for end, capped in ((whole, True), (computed + tokens, False)):
+        for end, capped in ((end_tokens, True), (computed + tokens, False)):
             if self._needs(request, held, hits.blocks, computed, end, capped=capped) > self.pool.num_free:
                 return False
         if any(hits.blocks):
@@ -177,7 +177,7 @@ class HybridCache:
         self.cache_blocks(request, min(end, request.num_tokens))
 
     def cache_blocks(self, request: Request, tokens: int) -> None:
-        """Cache what the known ``tokens`` of ``request`` fill."""
+        """Cache the blocks that the known ``tokens`` of ``request`` fill."""
         if not self.pool.enable_prefix_caching:
             return
         held = self._held[request]
@@ -189,8 +189,8 @@ class HybridCache:
         """Return the leading tokens that a prefix hit can reach."""
         if len(self.groups) == 1:
             return tokens
-        whole = tokens if self.layout.partial_hits else tokens // self.layout.block_size * self.layout.block_size
-        return min(tokens, whole + group.size) if group.drops_last and whole else whole
+        aligned = tokens if self.layout.partial_hits else tokens // self.layout.block_size * self.layout.block_size
+        return min(tokens, aligned + group.size) if group.drops_last and aligned else aligned
 
     def free(self, request: Request) -> None:
         for group, table in zip(self.groups, self._held.pop(request, ()), strict=False):
@@ -259,9 +259,9 @@ class HybridScheduler(Scheduler):
         inside = self._stores_inside and end >= prefill_end and stores_inside(start, end, checkpoint, unit, size)
         last = 0 if inside else state_end(request.num_tokens, size, drops)
         if end < prefill_end:
-            whole = end // size * size
-            if whole > start or size <= self.config.max_num_batched_tokens:
-                end = whole
+            aligned = end // size * size
+            if aligned > start or size <= self.config.max_num_batched_tokens:
+                end = aligned
         stops = [last]
         if start % size and not inside:
             stops.append((start // size + 1) * size)

@@ -10,7 +10,7 @@ from tracefile.records.arrays import FloatArray
 
 Numbers = Sequence[float] | FloatArray
 
-_LAST_PLACE = 2 * WIDEST * PER_NORMAL - 0.001
+_LAST_POSITION = 2 * WIDEST * PER_NORMAL - 0.001
 _STEPS = b"\0steps"
 
 
@@ -62,7 +62,7 @@ class StepNoise:
 
 def step_log(knots: Numbers, table: Sequence[Sequence[float]] | FloatArray, normal: float, step_ms: float) -> float:
     """log(observed / predicted) of a step of ``step_ms`` at a ``normal``; compiled too, so plain."""
-    position = min(max((normal + WIDEST) * PER_NORMAL, 0.0), _LAST_PLACE)
+    position = min(max((normal + WIDEST) * PER_NORMAL, 0.0), _LAST_POSITION)
     below = int(position)
     share = position - below
     upper = 0
@@ -80,7 +80,7 @@ def step_log(knots: Numbers, table: Sequence[Sequence[float]] | FloatArray, norm
 
 
 def at(table: Numbers, position: float) -> float:
-    """Interpolate ``table`` at ``place``, from 0 to below its last entry's; compiled too, so plain."""
+    """Interpolate ``table`` at ``position``, from 0 to below its last entry's; compiled too, so plain."""
     below = int(position)
     low = table[below]
     return float(low + (position - below) * (table[below + 1] - low))

@@ -52,7 +52,7 @@ class BlockPool:
         self._previous_free = [num_gpu_blocks - 1, *range(num_gpu_blocks - 1)]
         # Key to the block that has it, or to the blocks in insertion order; lookups get the first.
         self._cached: dict[int, int | dict[int, None]] = {}
-        # Keys of a block beside that of its whole content: prefixes that end inside it (several groups only).
+        # Further keys of a block than of its complete content: prefixes that end inside it (several groups only).
         self._other_keys: dict[int, set[int]] = {}
 
     def lookup(self, keys: Sequence[int], most: int) -> list[int]:
@@ -96,10 +96,10 @@ class BlockPool:
         if count > self.num_free:
             raise ValueError(f"cannot take {count} blocks: {self.num_free} are free")
         following, keys, references = self._next_free, self._key, self._references
-        taken = []
+        allocated = []
         block = following[0]
         for _ in range(count):
-            taken.append(block)
+            allocated.append(block)
             references[block] = 1
             if keys[block] is not None:
                 self.forget(block)
@@ -108,7 +108,7 @@ class BlockPool:
         following[0] = block
         self._previous_free[block] = 0
         self.num_free -= count
-        return taken
+        return allocated
 
     def insert(self, blocks: Sequence[int], keys: Sequence[int]) -> None:
         """Add full ``blocks`` to the prefix cache under ``keys``; earlier blocks of a key are hit first."""

@@ -33,28 +33,28 @@ class Request:
 
     state: State = "waiting"
     num_tokens: int = field(init=False)
-    """Tokens known so far: the prompt and what was generated."""
+    """Tokens known so far: the prompt and the generated tokens."""
     num_computed: int = 0
     """Tokens whose KV is in blocks, steps in flight included; 0 again after a preemption."""
     blocks: list[int] = field(default_factory=list)
     """Block ids held, in the order of the tokens they hold."""
     allocated_tokens: int = 0
-    """Tokens that those blocks can hold."""
+    """Tokens that the blocks can hold."""
     num_hashed: int = 0
     """Number of leading blocks in the prefix cache under this request's keys."""
     shared_tokens: int = 0
     """With several KV groups: end of the longest hit that one of them had, if all together have less; 0: none."""
     next_full: int = 0
-    """Tokens that fill the block after those: until then nothing new can be hit."""
+    """Tokens that fill the block after the cached blocks: until then no further block can be hit."""
     placeholders: int = 0
     """Tokens that steps in flight will sample (vLLM's ``num_output_placeholders``)."""
     steps_in_flight: int = 0
     tokens_in_flight: int = 0
-    """Tokens that those steps compute."""
+    """Tokens that the steps compute."""
     stale_steps: int = 0
     """Those of ``steps_in_flight`` that were scheduled before the last preemption: their tokens still count."""
     cached_tokens: int | None = None
-    """Prompt tokens taken from the prefix cache at the first admission, as vLLM reports; None: not admitted yet."""
+    """Prompt tokens hit in the prefix cache at the first admission, as vLLM reports; None: not admitted yet."""
     preemptions: int = 0
 
     def __post_init__(self) -> None:

@@ -2,8 +2,8 @@
 
 
 def lookup_limit(num_tokens: int, block_size: int, prompt_logprobs: int) -> int:
-    """Leading blocks that may hit: the last token is always computed (rule 6), and the whole prompt where
-    ``prompt_logprobs`` is 1, not 0: log probabilities of all its tokens were asked for."""
+    """Leading blocks that may hit: the last token is always computed (rule 6), and the complete prompt where
+    ``prompt_logprobs`` is 1, not 0: log probabilities of all its tokens were requested."""
     return (num_tokens - 1) // block_size * (1 - prompt_logprobs)
 
 

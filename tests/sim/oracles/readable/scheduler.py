@@ -34,7 +34,7 @@ class Step:
     scheduled: list[Scheduled] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
-    """Those of ``scheduled`` that came from the queue, first or again."""
+    """Requests of ``scheduled`` that were in the queue, new or preempted."""
     repeated_tokens: int = 0
     """Tokens of blocks that running requests hold and another held before."""
 
@@ -99,7 +99,7 @@ class Scheduler:
         return step
 
     def schedule_when_idle(self) -> Step:
-        """Compose a step while none runs: again at once as long as every share of one went to make room for others, for
+        """Compose a step while none runs: again at once while every share of a step was preempted for blocks, for
         there is nothing to wait for. ``preempted`` has the requests of all these attempts."""
         preempted: list[Request] = []
         while True:
@@ -198,7 +198,7 @@ class Scheduler:
         return request.num_tokens + placeholders - computed
 
     def _allocate_or_preempt(self, request: Request, end: int, step: Step) -> bool:
-        """Rule 13: preempt the last of those running until tokens up to ``end`` have blocks; False if that took the
+        """Rule 13: preempt the last running request until tokens up to ``end`` have blocks; False if that preempted the
         request itself."""
         while not self._extend(request, end):
             victim = self.running.pop()
@@ -209,13 +209,13 @@ class Scheduler:
         return True
 
     def _look_up(self, request: Request) -> tuple[Any, int]:
-        """Hits of a request in the queue, in the form that ``_admit`` takes, and their tokens."""
+        """Hits of a request in the queue, as an argument of ``_admit``, and their tokens."""
         most_hits = lookup_limit(request.num_tokens, self.config.block_size, int(request.prompt_logprobs))
         hits = self.pool.lookup(request.hashes, most_hits)
         return hits, len(hits) * self.config.block_size
 
     def _admit(self, request: Request, hits: Any, hit_tokens: int, tokens: int) -> bool:
-        """Rule 9: give ``request`` its hits and blocks for ``tokens`` more, if its whole prompt has blocks now."""
+        """Rule 9: give ``request`` its hits and blocks for ``tokens`` more, if its complete prompt has blocks now."""
         blocks = blocks_for(request.num_tokens, self.config.block_size)
         if blocks_needed(blocks, len(hits), self.pool.count_idle(hits)) > self.pool.num_free:
             return False
@@ -293,6 +293,6 @@ class Scheduler:
 
 
 def blocks_needed(blocks: int, hits: int, idle_hits: int) -> int:
-    """Free blocks that admitting a request of ``blocks`` uses up: those of its hits that no request holds leave the
+    """Free blocks that admitting a request of ``blocks`` uses up: hits that no request holds leave the
     free queue too (rule 8)."""
     return blocks - hits + idle_hits

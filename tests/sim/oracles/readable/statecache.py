@@ -69,14 +69,14 @@ class StateGroup(Group):
         if before:
             table.last_state = before - 1
         blocks += [NULL] * (required - 1 - inside - before)
-        taken = self.pool.allocate(max(required - len(blocks), 0) + (table.partial is not None))
+        allocated = self.pool.allocate(max(required - len(blocks), 0) + (table.partial is not None))
         if table.partial is not None:
-            copy = taken.pop(0)
+            copy = allocated.pop(0)
             if table.allocated:
                 self._keep_copy(table, copy)
             else:
                 self.copy_partial(table, copy)
-        blocks += taken
+        blocks += allocated
         table.allocated = True
 
     def _keep_copy(self, table: Table, copy: int) -> None:
