@@ -204,7 +204,7 @@ def test_forecasts_print_the_models_validation(
     assert sentence in other
     assert "(not to be trusted: the model's error on this capture" in other
     assert main(["sweep", str(tmp_path / "grid.toml"), str(tmp_path / "b.jsonl"), *options]) in (0, 1)
-    swept = on_one_line(capsys.readouterr().out)
+    swept = unwrapped(capsys.readouterr().out)
     assert sentence in swept
     assert "(not to be trusted: the model's error on this capture" in swept
     output = ["-o", str(tmp_path / "predicted.jsonl")]
