@@ -92,9 +92,9 @@ def running_sim_server(*flags: str) -> Iterator[str]:
     assert server.stdout is not None
     assert server.stderr is not None
     try:
-        found = re.search(r"http://\S+", server.stdout.readline())
-        assert found, f"sim serve did not start: {server.stderr.read()}"
-        yield found.group()
+        result = re.search(r"http://\S+", server.stdout.readline())
+        assert result, f"sim serve did not start: {server.stderr.read()}"
+        yield result.group()
     finally:
         server.send_signal(signal.SIGTERM)
         try:

@@ -60,8 +60,8 @@ def program_of(line: str) -> str:
 
 def reason(line: str) -> str:
     """Why no test runs a line; empty: one does."""
-    if found := next((why for pattern, why in LEFT_OUT if re.search(pattern, line)), ""):
-        return found
+    if result := next((why for pattern, why in LEFT_OUT if re.search(pattern, line)), ""):
+        return result
     return OUTSIDE.get(program_of(line), "")
 
 

@@ -40,12 +40,12 @@ def test_every_command_has_version(command: str, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_unknown_flag_is_reported_before_missing_arguments(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refusal(command, ["--versoin"], capsys)
-    assert said == f"{command}: error: --versoin: no such flag; did you mean --version?"
+    message = refusal(command, ["--versoin"], capsys)
+    assert message == f"{command}: error: --versoin: no such flag; did you mean --version?"
 
 
 @pytest.mark.parametrize(
-    ("program", "word", "said"),
+    ("program", "word", "message"),
     [
         ("kvtape", "tracfile", "did you mean tracefile?"),
         ("sim", "curv", "did you mean curve?"),
@@ -63,8 +63,10 @@ def test_unknown_flag_is_reported_before_missing_arguments(command: str, capsys:
         ("loadgen", "calibrate", "loadgen calibrate is now python -m scripts.bench_loadgen, in a clone"),
     ],
 )
-def test_an_unknown_command_is_one_line(program: str, word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refusal(program, [word], capsys).endswith(said)
+def test_an_unknown_command_is_one_line(
+    program: str, word: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(program, [word], capsys).endswith(message)
 
 
 @pytest.mark.parametrize("program", ["kvtape", "sim", "report", "tracefile"])
@@ -79,7 +81,7 @@ def test_removed_flag_error_has_its_replacement(key: str, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("command", "argv", "said"),
+    ("command", "argv", "message"),
     [
         ("loadgen", ["--timeout", "60"], "--timeout: '60' has no unit; expected 60s, 60ms, 60m or 60h"),
         (
@@ -90,9 +92,9 @@ def test_removed_flag_error_has_its_replacement(key: str, capsys: pytest.Capture
     ],
 )
 def test_wrong_value_error_suggests_a_valid_value(
-    command: str, argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    command: str, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refusal(command, argv, capsys) == f"{command}: error: {said}"
+    assert refusal(command, argv, capsys) == f"{command}: error: {message}"
 
 
 def test_replacements_are_existing_flags() -> None:

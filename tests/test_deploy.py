@@ -25,12 +25,12 @@ DEPLOY = ROOT / "deploy"
 PAGES = [*ROOT.glob("*.md"), *DEPLOY.rglob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def parsed(arguments: Sequence[str], place: str) -> argparse.Namespace:
+def parsed(arguments: Sequence[str], position: str) -> argparse.Namespace:
     """The arguments as ``tap`` reads them; an unknown or a missing flag fails and names the place."""
     try:
         return parser().parse_args(arguments)
     except SystemExit:
-        pytest.fail(f"{place}: tap does not take {shlex.join(arguments)}")
+        pytest.fail(f"{position}: tap does not take {shlex.join(arguments)}")
 
 
 def dockerfile() -> str:
@@ -39,9 +39,9 @@ def dockerfile() -> str:
 
 def image_arguments() -> list[str]:
     """What the image itself gives to ``tap``, before what whoever runs it adds."""
-    found = re.search(r"^ENTRYPOINT (\[.*\])$", dockerfile(), re.MULTILINE)
-    assert found is not None
-    program, *arguments = json.loads(found[1])
+    results = re.search(r"^ENTRYPOINT (\[.*\])$", dockerfile(), re.MULTILINE)
+    assert results is not None
+    program, *arguments = json.loads(results[1])
     assert program == "tap"
     return list(arguments)
 
@@ -159,9 +159,9 @@ def test_deploy_has_no_conflicting_flags(tmp_path: Path) -> None:
 def test_links_within_the_repository_exist(page: Path) -> None:
     for target in re.findall(r"\]\(((?!https?:)[^)\s]+)\)", page.read_text()):
         name, _, anchor = target.partition("#")
-        found = (page.parent / name).resolve() if name else page
-        assert found.exists(), f"{target} leads nowhere"
-        assert not anchor or anchor in anchors(found), f"{target}: no such heading"
+        results = (page.parent / name).resolve() if name else page
+        assert results.exists(), f"{target} leads nowhere"
+        assert not anchor or anchor in anchors(results), f"{target}: no such heading"
 
 
 def anchors(page: Path) -> set[str]:

@@ -119,13 +119,13 @@ class Reader:
         path = os.pathsep.join((str(programs), os.environ["PATH"]))
         self.environment = {**module_environment(), "PATH": path, "KVTAPE_KEY_FILE": str(folder / "hash.key")}
 
-    def url(self, found: re.Match[str]) -> str:
+    def url(self, result: re.Match[str]) -> str:
         """A URL of the page, at the server that stands for it."""
-        return f"http://127.0.0.1:{self.ports[found[1]]}" if found[1] in self.ports else self.engine
+        return f"http://127.0.0.1:{self.ports[result[1]]}" if result[1] in self.ports else self.engine
 
-    def listen(self, found: re.Match[str]) -> str:
-        self.ports[found[1]] = free_port()
-        return f"--listen 127.0.0.1:{self.ports[found[1]]}"
+    def listen(self, result: re.Match[str]) -> str:
+        self.ports[result[1]] = free_port()
+        return f"--listen 127.0.0.1:{self.ports[result[1]]}"
 
     def follow(self, line: str) -> None:
         """Run one line; a server goes on until the page ends, or another takes its port."""
@@ -204,9 +204,9 @@ class Reader:
         self.ports.pop(port, None)
         process.send_signal(signal.SIGINT)
         code = process.wait(timeout=30)
-        told = (self.folder / f"{port}.log").read_text()
-        assert code in (0, 1, 130), told
-        assert "Traceback" not in told, told
+        reported = (self.folder / f"{port}.log").read_text()
+        assert code in (0, 1, 130), reported
+        assert "Traceback" not in reported, reported
         self.restore()
 
     def leave(self) -> None:
@@ -237,7 +237,7 @@ TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in USER_PAGES}
 RUN = {page: [line for line in lines(text) if not reason(line)] for page, text in TEXTS.items()}
 
 
-@pytest.mark.parametrize("page", [page for page, found in RUN.items() if found])
+@pytest.mark.parametrize("page", [page for page, result in RUN.items() if result])
 def test_commands_of_pages_run(page: str, engine: str, models: Mapping[int, Path], tmp_path: Path) -> None:
     reader = Reader(tmp_path, engine, models)
     try:
@@ -255,5 +255,5 @@ def test_notebook_cells_print_the_documented_output(
     text = (ROOT / "docs" / "recipes" / "notebook.md").read_text()
     for code, expected in re.findall(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```\n)?", text, re.MULTILINE | re.DOTALL):
         exec(compile(code, "notebook.md", "exec"), names)
-        told = capsys.readouterr().out
-        assert not expected or told == expected
+        reported = capsys.readouterr().out
+        assert not expected or reported == expected

@@ -55,27 +55,27 @@ MOST_MODULES = 20
 @cache
 def imported_modules(path: Path) -> frozenset[str]:
     """Every name a file imports, wherever in it the import stands."""
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
+            result |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide the dependency of a file"
-            found |= {f"{node.module}.{name.name}" for name in node.names}
-    return frozenset(found)
+            result |= {f"{node.module}.{name.name}" for name in node.names}
+    return frozenset(result)
 
 
-def sources(room: str) -> list[Path]:
-    found = sorted((ROOT / room).rglob("*.py"))
-    assert found, f"no source files in {room}/"
-    return found
+def sources(space: str) -> list[Path]:
+    result = sorted((ROOT / space).rglob("*.py"))
+    assert result, f"no source files in {space}/"
+    return result
 
 
 def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-MODULES = {module_of(path): path for room in MAY_IMPORT for path in sources(room)}
+MODULES = {module_of(path): path for space in MAY_IMPORT for path in sources(space)}
 
 
 def resolved(name: str) -> str | None:
@@ -88,11 +88,11 @@ def resolved(name: str) -> str | None:
 @cache
 def module_imports() -> dict[str, set[str]]:
     """Modules of ours by the module that imports them."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for module, path in MODULES.items():
         known = {resolved(name) for name in imported_modules(path)}
-        found[module] = {name for name in known if name and name != module}
-    return found
+        result[module] = {name for name in known if name and name != module}
+    return result
 
 
 def folder_of(module: str) -> str:
@@ -104,7 +104,7 @@ def cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    result: list[list[str]] = []
 
     def visit(node: str) -> None:
         index[node] = low[node] = len(index)
@@ -118,30 +118,30 @@ def cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
         if low[node] == index[node]:
             at = stack.index(node)
             if len(stack) - at > 1:
-                found.append(sorted(stack[at:]))
+                result.append(sorted(stack[at:]))
             del stack[at:]
 
     for node in graph:
         if node not in index:
             visit(node)
-    return found
+    return result
 
 
-@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
-def test_packages_import_only_lower_packages(room: str) -> None:
-    for path in sources(room):
-        roots = {name.partition(".")[0] for name in imported_modules(path)} - {room}
-        place = str(path.relative_to(ROOT))
-        more = {name for folder, names in MORE.items() if place.startswith(f"{folder}/") for name in names}
-        forbidden = roots & (MAY_IMPORT.keys() | {"scripts", "tests"}) - MAY_IMPORT[room] - more
-        assert not forbidden, f"{place} imports {sorted(forbidden)}"
+@pytest.mark.parametrize("space", sorted(MAY_IMPORT))
+def test_packages_import_only_lower_packages(space: str) -> None:
+    for path in sources(space):
+        roots = {name.partition(".")[0] for name in imported_modules(path)} - {space}
+        position = str(path.relative_to(ROOT))
+        more = {name for folder, names in MORE.items() if position.startswith(f"{folder}/") for name in names}
+        forbidden = roots & (MAY_IMPORT.keys() | {"scripts", "tests"}) - MAY_IMPORT[space] - more
+        assert not forbidden, f"{position} imports {sorted(forbidden)}"
 
 
-@pytest.mark.parametrize("room", sorted(FLOORS))
-def test_folders_import_only_lower_folders(room: str) -> None:
-    floors = [f"{room}/{name}".rstrip("/") for name in FLOORS[room]]
+@pytest.mark.parametrize("space", sorted(FLOORS))
+def test_folders_import_only_lower_folders(space: str) -> None:
+    floors = [f"{space}/{name}".rstrip("/") for name in FLOORS[space]]
     for module, names in module_imports().items():
-        if not module.startswith(f"{room}.") and module != room:
+        if not module.startswith(f"{space}.") and module != space:
             continue
         folder = folder_of(module)
         assert folder in floors, f"{folder}/ has no floor in this test"
@@ -173,7 +173,7 @@ def test_simulator_imports_no_network_event_loop_or_clock() -> None:
 
 
 def test_folders_have_few_modules() -> None:
-    for room in MAY_IMPORT:
-        for folder in {path.parent for path in sources(room)}:
+    for space in MAY_IMPORT:
+        for folder in {path.parent for path in sources(space)}:
             modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
             assert len(modules) <= MOST_MODULES, f"{folder.relative_to(ROOT)} has {len(modules)} modules"

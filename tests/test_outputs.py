@@ -78,8 +78,8 @@ def test_commands_never_overwrite_an_input(name: str, name_of: Callable[[Path], 
     trace.write_text(text)
     other.write_text(lines(2))
     save_model(default_model(), model)
-    places = {"trace": trace, "other": other, "model": model, "out": name_of(trace)}
-    command, *rest = (word.format(**places) for word in COMMANDS[name].split())
+    positions = {"trace": trace, "other": other, "model": model, "out": name_of(trace)}
+    command, *rest = (word.format(**positions) for word in COMMANDS[name].split())
     with pytest.raises(InputError, match="an input of this command"):
         run(command, *rest)
     assert trace.read_text() == text
@@ -89,8 +89,8 @@ def test_segments_and_manifests_are_inputs(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"t-00000{number}.jsonl").write_text(lines().replace('"r0"', f'"r0{number}"'))
     there = sorted(tmp_path.iterdir())
-    for name, said in (("t-000002.jsonl", "an input"), ("t-000003.jsonl", "a segment of the input")):
-        with pytest.raises(InputError, match=said):
+    for name, message in (("t-000002.jsonl", "an input"), ("t-000003.jsonl", "a segment of the input")):
+        with pytest.raises(InputError, match=message):
             tracefile(["convert", str(tmp_path), str(tmp_path / name), "--overwrite"])
     assert sorted(tmp_path.iterdir()) == there
     assert tracefile(["convert", str(tmp_path), str(tmp_path / "whole.jsonl")]) == 0

@@ -33,10 +33,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_python_page_runs(folder: Path, sim_server: str) -> None:
     names: dict[str, Any] = {}
     for code, expected in BLOCKS:
-        told = io.StringIO()
-        with contextlib.redirect_stdout(told):
+        reported = io.StringIO()
+        with contextlib.redirect_stdout(reported):
             exec(compile(code.replace("http://127.0.0.1:8000", sim_server), "docs/python.md", "exec"), names)
-        assert not expected or told.getvalue() == expected
+        assert not expected or reported.getvalue() == expected
     assert [row.kind for row in names["grid"].points] == ["measured", "capture", "scenario", "scenario"]
     # A run's own ending has the same numbers, but for the cache's size, which takes a compiler to count.
     again = kvtape.measure_trace("load.jsonl.zst")
@@ -51,7 +51,7 @@ def test_duckdb_query_runs(folder: Path) -> None:
     _, records = load_trace(CAPTURE)
     firsts = [record for record in records if record.turn == 1]
     waits = sorted(record.ttft_ms or 0.0 for record in firsts)
-    hits, prompts = (sum(getattr(one, name) for one in firsts) for name in ("cached_tokens", "prompt_tokens"))
+    hits, prompts = (sum(getattr(item, name) for item in firsts) for name in ("cached_tokens", "prompt_tokens"))
     assert by_turn[0] == (1, len(firsts), hits / prompts, waits[-(-9 * len(waits) // 10) - 1])
 
 

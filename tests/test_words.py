@@ -15,7 +15,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "recipes").glob("*.md")),
 ]
 """Pages for users; notes of engineers are in docs/dev/."""
-ROOMS = ("tracefile", "measure", "wire", "engines", "tap", "loadgen", "replay", "sim", "report", "kvtape")
+PACKAGES = ("tracefile", "measure", "wire", "engines", "tap", "loadgen", "replay", "sim", "report", "kvtape")
 MOST_WORDS = 25_000
 """Of all user pages, and of all engineers' notes; the page of commands, made of their help, apart."""
 MOST_WORDS_IN_A_SENTENCE = 25
@@ -88,7 +88,7 @@ NOTES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "dev").glob("*.md"))
 
 @pytest.mark.parametrize("page", [*PAGES, *NOTES], ids=name_of)
 def test_files_in_pages_exist(page: Path) -> None:
-    folders = "|".join((*ROOMS, "scripts", "tests", "deploy", "docs", "data/captures"))
+    folders = "|".join((*PACKAGES, "scripts", "tests", "deploy", "docs", "data/captures"))
     named = set(re.findall(rf"(?<=`)(?:{folders})/[\w/.-]*(?=`)", page.read_text())) - {"kvtape/1"}
     assert not [path for path in named if not (ROOT / path).exists()]
 
@@ -113,7 +113,7 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 @cache
 def modules() -> dict[str, ast.Module]:
     """Syntax trees of the product, by path."""
-    paths = sorted(path for room in (*ROOMS, "scripts") for path in (ROOT / room).rglob("*.py"))
+    paths = sorted(path for package in (*PACKAGES, "scripts") for path in (ROOT / package).rglob("*.py"))
     return {name_of(path): ast.parse(path.read_text()) for path in paths}
 
 

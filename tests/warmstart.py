@@ -54,12 +54,13 @@ def nursery() -> socket.socket:
     global _nursery
     if _nursery is None:
         _nursery, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        own_path = os.pathsep.join(filter(None, (PROJECT_ROOT, AT_START.get("PYTHONPATH"))))
+        local_path = os.pathsep.join(filter(None, (PROJECT_ROOT, AT_START.get("PYTHONPATH"))))
         with theirs:
             started = subprocess.Popen(
                 module_command("tests.warmstart", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
-                env=AT_START | {"PYTHONPATH": own_path, "OPENBLAS_NUM_THREADS": "1"},  # what forks must have one thread
+                env=AT_START
+                | {"PYTHONPATH": local_path, "OPENBLAS_NUM_THREADS": "1"},  # what forks must have one thread
                 start_new_session=True,
             )
         atexit.register(_leave, _nursery, started)
@@ -79,15 +80,15 @@ def is_plain(arguments: Any, environment: Mapping[str, str] | None) -> bool:
     if arguments[1:2] != ["-m"] and arguments[1:3] != ["-P", "-m"]:
         return False
     wanted, paths = python_settings(os.environ if environment is None else environment)
-    own, own_paths = python_settings(AT_START)
-    return wanted == own and paths <= own_paths
+    local, local_paths = python_settings(AT_START)
+    return wanted == local and paths <= local_paths
 
 
 def python_settings(environment: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
     """What changes how Python starts, and where it looks for modules."""
     paths = {path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path and path != PROJECT_ROOT}
-    others = {name: text for name, text in environment.items() if name.startswith(("PYTHON", "LD_"))}
-    return {name: text for name, text in others.items() if name != "PYTHONPATH"}, paths
+    rest = {name: text for name, text in environment.items() if name.startswith(("PYTHON", "LD_"))}
+    return {name: text for name, text in rest.items() if name != "PYTHONPATH"}, paths
 
 
 class WarmPopen(subprocess.Popen[Any]):
@@ -96,16 +97,16 @@ class WarmPopen(subprocess.Popen[Any]):
     _status: socket.socket | None = None
 
     def _execute_child(  # type: ignore[no-untyped-def]  # noqa: PLR0917 - as in the class above
-        self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, *others
+        self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, *rest
     ) -> None:
         if preexec_fn is not None or shell or not is_plain(args, env):
             super()._execute_child(  # type: ignore[misc]
-                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, *others
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, *rest
             )
             return
-        standard, (new_session, group) = others[:6], others[-2:]
+        standard, (new_session, group) = rest[:6], rest[-2:]
         stdin, stdout, stderr = (
-            own if fd == -1 else fd for own, fd in enumerate((standard[0], standard[3], standard[5]))
+            local if fd == -1 else fd for local, fd in enumerate((standard[0], standard[3], standard[5]))
         )
         where = {0: stdin, 1: stdout, 2: stderr} | {fd: fd for fd in pass_fds}
         wish = {
@@ -128,8 +129,8 @@ class WarmPopen(subprocess.Popen[Any]):
 
     def _internal_poll(self, _deadstate: int | None = None) -> int | None:
         if self._status is None and self.returncode is None:
-            found: int | None = super()._internal_poll(_deadstate=_deadstate)  # type: ignore[misc]
-            return found
+            result: int | None = super()._internal_poll(_deadstate=_deadstate)  # type: ignore[misc]
+            return result
         if self.returncode is None and self._waitpid_lock.acquire(False):  # type: ignore[attr-defined]
             try:
                 self._look(os.WNOHANG)
@@ -144,14 +145,14 @@ class WarmPopen(subprocess.Popen[Any]):
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
         if self._status is None:
-            found: tuple[int, int] = super()._try_wait(flags)  # type: ignore[misc]
-            return found
+            result: tuple[int, int] = super()._try_wait(flags)  # type: ignore[misc]
+            return result
         if flags & os.WNOHANG and not select.select([self._status], [], [], 0)[0]:
             return 0, 0
-        told = self._status.recv(STATUS.size, socket.MSG_WAITALL)
+        reported = self._status.recv(STATUS.size, socket.MSG_WAITALL)
         self._status.close()
         self._status = None
-        return STATUS.unpack(told) if told else (self.pid, signal.SIGKILL)
+        return STATUS.unpack(reported) if reported else (self.pid, signal.SIGKILL)
 
 
 class WarmProcess:
@@ -189,15 +190,15 @@ async def _read_end(end: Any) -> asyncio.StreamReader:
 
 def warm_children(pid: int, module: str) -> list[int]:
     """Processes that ``pid`` had forked to run ``module``, oldest first: the nursery's children, and its command."""
-    found = []
+    result = []
     for name in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if name.read_text() == f"{own_name(pid, module)}\n" and ") Z " not in (name.parent / "stat").read_text():
-                found.append(int(name.parent.name))
-    return sorted(found)
+            if name.read_text() == f"{local_name(pid, module)}\n" and ") Z " not in (name.parent / "stat").read_text():
+                result.append(int(name.parent.name))
+    return sorted(result)
 
 
-def own_name(asker: int, module: str) -> str:
+def local_name(asker: int, module: str) -> str:
     """Name of a forked process, as short as Linux has them."""
     return f"{asker}:{module.rpartition('.')[2]}"[:15]
 
@@ -247,7 +248,7 @@ def tend(asked: socket.socket) -> None:
         ready, _, _ = select.select([asked, woken], [], [])
         if woken in ready:
             woken.recv(4096)
-            tell_ends(ends)
+            report_ends(ends)
         if asked in ready:
             text, descriptors, _, _ = socket.recv_fds(asked, MOST_BYTES, MOST_DESCRIPTORS)
             if not text:
@@ -257,7 +258,7 @@ def tend(asked: socket.socket) -> None:
             status.sendall(STATUS.pack(pid, 0))
 
 
-def tell_ends(ends: dict[int, socket.socket]) -> None:
+def report_ends(ends: dict[int, socket.socket]) -> None:
     while ends:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
@@ -268,15 +269,15 @@ def tell_ends(ends: dict[int, socket.socket]) -> None:
 
 def start(wish: dict[str, Any], descriptors: list[int]) -> tuple[int, socket.socket]:
     """Fork a process; return its id, and where its end is to be told."""
-    status, *others = descriptors
+    status, *rest = descriptors
     with contextlib.suppress(Exception):  # the process itself will say so
         runnable(wish["command"][0])
         gc.collect()
         gc.freeze()
     pid = os.fork()
     if not pid:
-        become(wish, others)
-    for fd in others:
+        become(wish, rest)
+    for fd in rest:
         os.close(fd)
     return pid, socket.socket(fileno=status)
 
@@ -295,8 +296,8 @@ def become(wish: dict[str, Any], descriptors: list[int]) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY) for fd in descriptors]
     os.closerange(3, OUT_OF_THE_WAY)
-    for fd, place in zip(moved[1:], wish["places"], strict=True):
-        os.dup2(fd, place)
+    for fd, position in zip(moved[1:], wish["places"], strict=True):
+        os.dup2(fd, position)
         os.close(fd)
     _nursery = socket.socket(fileno=moved[0])
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - what stood there knew another file
@@ -310,7 +311,7 @@ def become(wish: dict[str, Any], descriptors: list[int]) -> NoReturn:
     os.chdir(wish["folder"])
     os.umask(wish["umask"])
     module, *arguments = wish["command"]
-    Path("/proc/self/comm").write_text(own_name(wish["asker"], module))
+    Path("/proc/self/comm").write_text(local_name(wish["asker"], module))
     end(run(module, arguments))
 
 

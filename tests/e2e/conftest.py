@@ -34,9 +34,9 @@ def running_tap(engine_url: str, trace: Path, *flags: str) -> Iterator[str]:
     )
     try:
         assert process.stdout is not None
-        found = re.search(r"listening on (http://\S+?),", process.stdout.readline())
-        assert found is not None, process.communicate()[1]
-        yield found[1]
+        result = re.search(r"listening on (http://\S+?),", process.stdout.readline())
+        assert result is not None, process.communicate()[1]
+        yield result[1]
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors

@@ -34,8 +34,8 @@ def vllm() -> str:
 def run(url: str, folder: Path, *flags: str) -> dict[str, Any]:
     trace = folder / "t.jsonl"
     arguments = ["--url", url, "-o", str(trace), "--overwrite"]
-    found: dict[str, Any] = json_of(loadgen, [*arguments, *SESSIONS, *flags])
-    return found
+    result: dict[str, Any] = json_of(loadgen, [*arguments, *SESSIONS, *flags])
+    return result
 
 
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])

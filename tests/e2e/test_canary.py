@@ -48,7 +48,7 @@ def engine(authority: trustme.CA, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     engine = ScriptedEngine(tls=tls, authorization=f"Bearer {SECRETS['OPENAI_API_KEY']}", base_path="/team-a")
-    engine.says, engine.statuses, engine.cuts = MARK, {1: 500, 9: 429}, {2}
+    engine.prints, engine.statuses, engine.cuts = MARK, {1: 500, 9: 429}, {2}
     with engine.serving():
         yield engine
 
@@ -77,9 +77,9 @@ def running_tap(engine: ScriptedEngine, out: Path) -> Iterator[str]:
         tap = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         assert tap.stdout is not None
         first = tap.stdout.readline()
-        found = re.search(rb"http://127\.0\.0\.1:\d+", first)
-        assert found, (first, (out / "tap.log").read_text())
-        yield found[0].decode()
+        result = re.search(rb"http://127\.0\.0\.1:\d+", first)
+        assert result, (first, (out / "tap.log").read_text())
+        yield result[0].decode()
         tap.send_signal(signal.SIGTERM)
         log.write(first + tap.communicate(timeout=60)[0])
     assert tap.returncode == 0
@@ -105,11 +105,13 @@ sys.stdout.buffer.write(b"\\n".join(shown))
 @contextlib.contextmanager
 def arguments_watched(shown: set[bytes]) -> Iterator[None]:
     """Collect the arguments of every process of this machine for as long as the block lasts."""
-    with subprocess.Popen([sys.executable, "-SE", "-c", WATCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+    with subprocess.Popen(
+        [sys.executable, "-SE", "-c", WATCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as item:
         try:
             yield
         finally:
-            shown |= set(one.communicate()[0].split(b"\n"))
+            shown |= set(item.communicate()[0].split(b"\n"))
 
 
 def opened(path: Path) -> bytes:
@@ -153,16 +155,16 @@ def test_no_secret_and_no_content_is_left_behind(
     assert {path.split(" /team-a")[1] for path in engine.paths} >= control
     assert sum(MARK in json.dumps(body) for body in engine.seen) == 4
     written = capfd.readouterr()
-    places = {str(path): opened(path) for path in out.rglob("*") if path.is_file()}
-    assert {"tap.jsonl.zst", "tap.log", "page.html"} <= {Path(place).name for place in places}
-    assert b"blue" in places[str(out / "tap.jsonl.zst")], "as was asked for"
+    positions = {str(path): opened(path) for path in out.rglob("*") if path.is_file()}
+    assert {"tap.jsonl.zst", "tap.log", "page.html"} <= {Path(position).name for position in positions}
+    assert b"blue" in positions[str(out / "tap.jsonl.zst")], "as was asked for"
     ran = {word for line in shown for word in line.split(b"\0")}
     assert {b"loadgen.runs.worker", b"tap.recorder.recorder", b"tap.proxy.worker"} <= ran
-    places |= {"stdout": written.out.encode(), "stderr": written.err.encode()}
-    places |= {"an error": str(refused.value).encode()}
-    places |= {"a file's name": repr(list(places)).encode(), "arguments": b"\n".join(shown)}
-    for place, found in places.items():
-        where = found.upper().find(MARK.encode())
-        assert where < 0, f"{place} has {found[max(0, where - 80) : where + 20]!r}"
+    positions |= {"stdout": written.out.encode(), "stderr": written.err.encode()}
+    positions |= {"an error": str(refused.value).encode()}
+    positions |= {"a file's name": repr(list(positions)).encode(), "arguments": b"\n".join(shown)}
+    for position, result in positions.items():
+        where = result.upper().find(MARK.encode())
+        assert where < 0, f"{position} has {result[max(0, where - 80) : where + 20]!r}"
     key = (out.parent / "key").read_bytes().strip()
-    assert not [place for place, found in places.items() if key in found]
+    assert not [position for position, result in positions.items() if key in result]

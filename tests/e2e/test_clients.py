@@ -224,11 +224,11 @@ def test_openai_gets_its_tool_call(tap: Tap, canned_engine: Any) -> None:
 
 def test_openai_responses(tapped_api: Tapped) -> None:
     responses = tapped_api.openai().responses
-    whole = responses.create(model=tapped_api.model, input="A seat by the window, please.", max_output_tokens=5)
+    complete = responses.create(model=tapped_api.model, input="A seat by the window, please.", max_output_tokens=5)
     *events, last = responses.create(
         model=tapped_api.model, input="A seat by the aisle, please.", max_output_tokens=5, stream=True
     )
-    assert whole.output_text
+    assert complete.output_text
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert last.type == "response.completed"
     records = tapped_api.end()
@@ -237,7 +237,7 @@ def test_openai_responses(tapped_api: Tapped) -> None:
         ("/v1/responses", True),
     ]
     assert list(map(counts, records)) == [
-        (usage.input_tokens, usage.output_tokens) for usage in (whole.usage, last.response.usage)
+        (usage.input_tokens, usage.output_tokens) for usage in (complete.usage, last.response.usage)
     ]
     assert records[1].ttft_ms is not None
 

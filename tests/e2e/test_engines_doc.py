@@ -28,7 +28,7 @@ def fenced(language: str, containing: str) -> str:
     return next(block for block in blocks if containing in block)
 
 
-TOLD = {
+REPORTED = {
     "no password": "/v1/models: HTTP 401 of Basic authentication; expected --header-env Authorization=VARIABLE, in it ",
     "password": "/v1/models: HTTP 401 with the password that was sent; expected a valid password in $GATE",
     "engine's key": "/v1/models: HTTP 401 with the key that was sent; expected a valid key in $ENGINE",
@@ -72,7 +72,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[
     with ScriptedEngine(authorization="Bearer sk-engine").serving() as engine:
         ports = {name: str(free_port()) for name in PORTS} | {"8001": engine.url.rpartition(":")[2]}
         conf = re.sub(
-            rf":({'|'.join(PORTS)})\b", lambda found: f":{ports[found[1]]}", with_more_servers(fenced("nginx", "ssl"))
+            rf":({'|'.join(PORTS)})\b", lambda result: f":{ports[result[1]]}", with_more_servers(fenced("nginx", "ssl"))
         )
         user = "user root;" if folder.owner() == "root" else ""
         (folder / "nginx.conf").write_text(f"daemon off; {user}\n{conf}")
@@ -93,9 +93,9 @@ def flags(door: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(folder)
     monkeypatch.setenv("GATE", f"Basic {base64.b64encode(b'me:open-sesame').decode()}")
     monkeypatch.setenv("ENGINE", "Bearer sk-engine")
-    found = re.search(r"^DOOR='(.*)'$", fenced("sh", "DOOR="), re.MULTILINE)
-    assert found is not None
-    return shlex.split(found[1].replace("8443", ports["8443"]))
+    result = re.search(r"^DOOR='(.*)'$", fenced("sh", "DOOR="), re.MULTILINE)
+    assert result is not None
+    return shlex.split(result[1].replace("8443", ports["8443"]))
 
 
 def test_load_of_the_engines_page(flags: list[str]) -> None:
@@ -115,7 +115,7 @@ def changed(wrong: str, flags: list[str], ports: dict[str, str], monkeypatch: py
             monkeypatch.setenv("ENGINE", "Bearer sk-wrong")
         case "no `--ca`":
             return [*flags[:2], *flags[4:]]
-    others = {
+    rest = {
         "host": url.replace("localhost", "127.0.0.1"),
         "name that is no host's": url.replace("localhost", "engine.invalid"),
         "expired certificate": url.replace(port, ports["expired"]),
@@ -125,16 +125,16 @@ def changed(wrong: str, flags: list[str], ports: dict[str, str], monkeypatch: py
         "path": url.replace("team-a", "team-b"),
         "no `--cert`": url.replace(port, ports["mutual"]),
     }
-    return ["--url", others.get(wrong, url), *ca, *flags[4:]]
+    return ["--url", rest.get(wrong, url), *ca, *flags[4:]]
 
 
-@pytest.mark.parametrize("wrong", TOLD)
+@pytest.mark.parametrize("wrong", REPORTED)
 def test_connection_errors_have_their_fix(
     wrong: str, door: tuple[Path, dict[str, str]], flags: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, ports = door
     given = changed(wrong, flags, ports, monkeypatch)
-    expected = TOLD[wrong].replace("8444", ports["8444"])
+    expected = REPORTED[wrong].replace("8444", ports["8444"])
     with pytest.raises(InputError) as error:
         loadgen([*given, *LOAD])
     shown = str(error.value).replace("engine.invalid", "").removeprefix("--url: ")

@@ -66,7 +66,7 @@ def batches(rng: random.Random) -> list[list[dict[str, Any]]]:
                 {"prompt": (longer + tokens(rng.choice([1, 17, 90, 300])))[:3000], "output": rng.randrange(1, 70)}
             )
         made.append(batch)
-        earlier += [one["prompt"] for one in batch]
+        earlier += [item["prompt"] for item in batch]
     return made
 
 
@@ -83,16 +83,16 @@ def test_cached_tokens_equal_vllms(model: dict[str, Any], groups: str, tmp_path:
     assert kv_groups(tmp_path, 32) == groups
     plan: dict[str, Any] = {"engine": ENGINE, "batches": batches(random.Random(3))}
     command = [python, str(SCRIPT), str(tmp_path)]
-    told = subprocess.run(command, input=json.dumps(plan), capture_output=True, text=True, timeout=170, check=False)
-    assert told.returncode == 0, told.stderr[-2000:]
-    theirs = json.loads(told.stdout.splitlines()[-1])
+    reported = subprocess.run(command, input=json.dumps(plan), capture_output=True, text=True, timeout=170, check=False)
+    assert reported.returncode == 0, reported.stderr[-2000:]
+    theirs = json.loads(reported.stdout.splitlines()[-1])
     assert theirs["blocks"] == [group.block_size for group in parse_groups(groups).groups]
     cached = cached_here(groups, plan["batches"], theirs["found"])
     assert cached == [answer["cached"] for answers in theirs["found"] for answer in answers]
     assert sum(cached) > 5_000
 
 
-def cached_here(groups: str, batches: list[list[dict[str, Any]]], found: list[list[dict[str, Any]]]) -> list[int]:
+def cached_here(groups: str, batches: list[list[dict[str, Any]]], result: list[list[dict[str, Any]]]) -> list[int]:
     """Cached tokens of each request on our scheduler, by the outputs found."""
     unit = parse_groups(groups).match_unit
     scheduler = HybridScheduler(
@@ -108,12 +108,12 @@ def cached_here(groups: str, batches: list[list[dict[str, Any]]], found: list[li
     )
     keys: dict[tuple[int, ...], int] = {}
     cached: list[int] = []
-    for batch, answers in zip(batches, found, strict=True):
+    for batch, answers in zip(batches, result, strict=True):
         requests = []
-        for one, answer in zip(batch, answers, strict=True):
-            tokens = one["prompt"] + answer["output"]
+        for item, answer in zip(batch, answers, strict=True):
+            tokens = item["prompt"] + answer["output"]
             chain = [keys.setdefault(tuple(tokens[:end]), len(keys)) for end in range(unit, len(tokens), unit)]
-            requests.append(Request(str(len(keys)), len(one["prompt"]), one["output"], chain))
+            requests.append(Request(str(len(keys)), len(item["prompt"]), item["output"], chain))
         for request in requests:
             scheduler.add(request)
         while scheduler.has_work:
@@ -137,22 +137,22 @@ def test_cached_tokens_over_http_equal_vllms(tmp_path: Path) -> None:
         str(tmp_path),
         *(word for name, value in settings.items() for word in (f"--{name}", str(value))),
     ]
-    asked = [[one] for batch in batches(random.Random(5)) for one in batch]
+    asked = [[item] for batch in batches(random.Random(5)) for item in batch]
     with running_vllm(shape, tmp_path / "vllm.log", extra=extra, pinned=False) as url:
-        found = [[complete(url, one)] for (one,) in asked]
-    cached = cached_here("window(256):32*5+full:32", asked, found)
-    assert cached == [answer["cached"] for (answer,) in found]
+        result = [[complete(url, item)] for (item,) in asked]
+    cached = cached_here("window(256):32*5+full:32", asked, result)
+    assert cached == [answer["cached"] for (answer,) in result]
     assert sum(cached) > 3_000
 
 
-def complete(url: str, one: dict[str, Any]) -> dict[str, Any]:
-    body = {"model": "tiny", "prompt": one["prompt"], "max_tokens": one["output"], "ignore_eos": True}
+def complete(url: str, item: dict[str, Any]) -> dict[str, Any]:
+    body = {"model": "tiny", "prompt": item["prompt"], "max_tokens": item["output"], "ignore_eos": True}
     content = json.dumps({**body, "temperature": 0, "return_token_ids": True}).encode()
     asked = urllib.request.Request(f"{url}/v1/completions", content, {"Content-Type": "application/json"})
     with urllib.request.urlopen(asked) as response:
-        told = json.load(response)
-    details = told["usage"]["prompt_tokens_details"] or {}
-    return {"cached": details.get("cached_tokens") or 0, "output": told["choices"][0]["token_ids"]}
+        reported = json.load(response)
+    details = reported["usage"]["prompt_tokens_details"] or {}
+    return {"cached": details.get("cached_tokens") or 0, "output": reported["choices"][0]["token_ids"]}
 
 
 def test_kv_cache_groups_equal_vllms(tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_kv_cache_groups_equal_vllms(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config))
     command = [python, str(SCRIPT.with_name("vllm_groups.py")), *map(str, folders)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
-    assert told.returncode == 0, told.stderr[-2000:]
+    reported = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    assert reported.returncode == 0, reported.stderr[-2000:]
     kinds = {"full": "FullAttentionSpec", "window": "SlidingWindowSpec", "mamba": "MambaSpec", "mamba2": "MambaSpec"}
-    ours = [[[kinds[one.kind], one.block_size] for one in parse_groups(groups).groups] for _, groups in OF_VLLM]
-    assert ours == json.loads(told.stdout.splitlines()[-1])
+    ours = [[[kinds[item.kind], item.block_size] for item in parse_groups(groups).groups] for _, groups in OF_VLLM]
+    assert ours == json.loads(reported.stdout.splitlines()[-1])

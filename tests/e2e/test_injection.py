@@ -63,7 +63,7 @@ def timeless(body: bytes) -> bytes:
 
 def shapes(stream: bytes) -> dict[int | str, tuple[list[bytes], str]]:
     """For each choice its events as they are written but for their text, repetitions once; and its whole text."""
-    found: dict[int | str, tuple[list[bytes], str]] = {}
+    result: dict[int | str, tuple[list[bytes], str]] = {}
     for event in timeless(stream).split(b"\n\n"):
         index: int | str = "other"
         text = ""
@@ -73,9 +73,11 @@ def shapes(stream: bytes) -> dict[int | str, tuple[list[bytes], str]]:
             text = choice["text"] if "text" in choice else choice["delta"].get("content") or json.dumps(choice["delta"])
         blank = re.sub(rb'"(text|content|arguments)":"(?:[^"\\]|\\.)*"', rb'"\1":""', event)
         blank = re.sub(rb'"logprobs":\{.*\},"finish_reason"', b'"logprobs":{},"finish_reason"', blank)
-        events, texts = found.get(index, ([], ""))
-        found[index] = ([*events, blank], texts + text)
-    return {index: ([event for event, _ in itertools.groupby(events)], text) for index, (events, text) in found.items()}
+        events, texts = result.get(index, ([], ""))
+        result[index] = ([*events, blank], texts + text)
+    return {
+        index: ([event for event, _ in itertools.groupby(events)], text) for index, (events, text) in result.items()
+    }
 
 
 def without_moved(stream: bytes) -> bytes:

@@ -27,12 +27,12 @@ CONVERSATIONS, TURNS = 8, 4
 
 
 def connector(host_blocks: int) -> str:
-    own = {"spec_module_path": "vllm_hostmemory", "spec_name": "HostMemorySpec", "host_blocks": host_blocks}
+    local = {"spec_module_path": "vllm_hostmemory", "spec_name": "HostMemorySpec", "host_blocks": host_blocks}
     return json.dumps(
         {
             "kv_connector": "OffloadingConnector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": own | {"cpu_bytes_to_use": 1 << 30},
+            "kv_connector_extra_config": local | {"cpu_bytes_to_use": 1 << 30},
         }
     )
 
@@ -40,10 +40,12 @@ def connector(host_blocks: int) -> str:
 def served(url: str, prompt: list[int], output: int) -> tuple[int, list[int]]:
     """Return a request's cached tokens and its output."""
     body = {"model": "tiny", "prompt": prompt, "max_tokens": output, "temperature": 0.0, "ignore_eos": True}
-    told = httpx.post(f"{url}/v1/completions", json=body | {"return_token_ids": True}, timeout=120.0, trust_env=False)
-    told.raise_for_status()
-    found = told.json()
-    return (found["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0), found["choices"][0]["token_ids"]
+    reported = httpx.post(
+        f"{url}/v1/completions", json=body | {"return_token_ids": True}, timeout=120.0, trust_env=False
+    )
+    reported.raise_for_status()
+    result = reported.json()
+    return (result["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0), result["choices"][0]["token_ids"]
 
 
 def conversations(url: str) -> list[tuple[list[int], list[int], int]]:
@@ -54,15 +56,15 @@ def conversations(url: str) -> list[tuple[list[int], list[int], int]]:
         return [rng.randrange(1000, 100_000) for _ in range(count)]
 
     system = tokens(100)
-    said = {number: system + tokens(rng.randrange(100, 700)) for number in range(CONVERSATIONS)}
-    order = [number for number in said for _ in range(TURNS)]
+    message = {number: system + tokens(rng.randrange(100, 700)) for number in range(CONVERSATIONS)}
+    order = [number for number in message for _ in range(TURNS)]
     rng.shuffle(order)
     seen = []
     for number in order:
-        prompt, count = said[number], rng.choice([1, 3, 40])
+        prompt, count = message[number], rng.choice([1, 3, 40])
         cached, output = served(url, prompt, count)
         seen.append((prompt, output, cached))
-        said[number] = prompt + output + tokens(rng.randrange(1, 90))
+        message[number] = prompt + output + tokens(rng.randrange(1, 90))
     return seen
 
 
@@ -71,9 +73,9 @@ def ours(seen: list[tuple[list[int], list[int], int]]) -> tuple[list[int], TierT
     keys: dict[tuple[int, ...], int] = {}
     records = []
     for number, (prompt, output, _) in enumerate(seen):
-        whole = prompt + output
-        ends = range(BLOCK, len(whole), BLOCK)
-        chain = [BlockHash(keys.setdefault(tuple(whole[:end]), len(keys))) for end in ends]
+        complete = prompt + output
+        ends = range(BLOCK, len(complete), BLOCK)
+        chain = [BlockHash(keys.setdefault(tuple(complete[:end]), len(keys))) for end in ends]
         full = len(prompt) // BLOCK
         records.append(
             Record(

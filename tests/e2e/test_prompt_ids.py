@@ -15,7 +15,7 @@ pytestmark = pytest.mark.vllm
 
 FUNCTION = {"name": "look_up", "description": "Look <|end|> up.", "parameters": {"type": "object", "properties": {}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"what": "the sea"}'}}
-SAID = "What of the ships, and what of the 1,234 sailors? " * 12
+MESSAGE = "What of the ships, and what of the 1,234 sailors? " * 12
 COMPLETION: dict[str, Any] = {"model": "tiny", "max_tokens": 5, "temperature": 0}
 CHAT: dict[str, Any] = {
     **COMPLETION,
@@ -23,7 +23,7 @@ CHAT: dict[str, Any] = {
     "tool_choice": "none",
     "messages": [
         {"role": "system", "content": "Be terse."},
-        {"role": "user", "content": [{"type": "text", "text": SAID}, {"type": "text", "text": "Well?"}]},
+        {"role": "user", "content": [{"type": "text", "text": MESSAGE}, {"type": "text", "text": "Well?"}]},
         {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": "c1", "content": "They sail."},
         {"role": "user", "content": "And then? é 船"},
@@ -37,7 +37,7 @@ RESPONSE: dict[str, Any] = {
     "tools": [{"type": "function", "strict": True, **FUNCTION}],
     "tool_choice": "none",
     "input": [
-        {"role": "user", "content": [{"type": "input_text", "text": SAID}]},
+        {"role": "user", "content": [{"type": "input_text", "text": MESSAGE}]},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
         {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": '{"what": "the sea"}'},
         {"type": "function_call_output", "call_id": "c1", "output": "They sail."},
@@ -52,7 +52,7 @@ MESSAGES: dict[str, Any] = {
     "tools": [{"name": "look_up", "description": "Look up.", "input_schema": {"type": "object"}}],
     "tool_choice": {"type": "none"},
     "messages": [
-        {"role": "user", "content": [{"type": "text", "text": SAID}]},
+        {"role": "user", "content": [{"type": "text", "text": MESSAGE}]},
         {
             "role": "assistant",
             "content": [
@@ -70,8 +70,8 @@ MESSAGES: dict[str, Any] = {
     ],
 }
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/completions", COMPLETION | {"prompt": SAID}),
-    ("/v1/completions", COMPLETION | {"prompt": SAID, "add_special_tokens": False, "stream": True}),
+    ("/v1/completions", COMPLETION | {"prompt": MESSAGE}),
+    ("/v1/completions", COMPLETION | {"prompt": MESSAGE, "add_special_tokens": False, "stream": True}),
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", CHAT | {"stream": True, "stream_options": {"include_usage": True}}),
     ("/v1/responses", RESPONSE),
@@ -106,7 +106,7 @@ def test_prompt_ids_of_every_api_equal_the_engines(engine_url: str, run_tap: Any
     injected = recorded(
         run_tap, engine_url, tmp_path / "ids.jsonl", "--tokenizer", "ids", "--inject", "usage,token-ids"
     )
-    for (path, body), asked, ours, said in zip(REQUESTS, by_engine, by_files, injected, strict=True):
+    for (path, body), asked, ours, message in zip(REQUESTS, by_engine, by_files, injected, strict=True):
         where = f"{path} {'streamed' if body.get('stream') else 'whole'}"
         assert (ours.status, ours.endpoint, ours.hash_source) == ("ok", path, "tokenizer"), where
         assert ours.block_hashes, where
@@ -118,6 +118,6 @@ def test_prompt_ids_of_every_api_equal_the_engines(engine_url: str, run_tap: Any
             assert ours.prompt_tokens == asked.prompt_tokens, where
         assert (ours.ttft_ms is not None) is bool(body.get("stream")), where
         if path in ("/v1/completions", "/v1/chat/completions") and body.get("stream"):
-            assert (said.block_hashes, said.hash_source) == (ours.block_hashes, "engine"), where
-            assert said.output_hash_source == "engine", where
+            assert (message.block_hashes, message.hash_source) == (ours.block_hashes, "engine"), where
+            assert message.output_hash_source == "engine", where
     assert json.dumps(REQUESTS[0][1]["prompt"])[1:30] not in (tmp_path / "files.jsonl").read_text()

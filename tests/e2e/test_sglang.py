@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 
-def told(folder: Path, *words: str) -> Any:
+def reported(folder: Path, *words: str) -> Any:
     """The JSON that a command of ours tells; it must end well."""
     environment = os.environ | {"KVTAPE_KEY_FILE": str(folder / "key")}
     done = subprocess.run(
@@ -44,14 +44,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page_size() -> int:
-    found: int = httpx.get(f"{URL}/server_info").json()["page_size"]
-    return found
+    result: int = httpx.get(f"{URL}/server_info").json()["page_size"]
+    return result
 
 
 def test_capture_is_exact_to_the_token(folder: Path, run_tap: RunTap, page_size: int) -> None:
     httpx.post(f"{URL}/flush_cache").raise_for_status()
     with run_tap(URL, folder / "tap.jsonl", "--tokenizer", "ids") as url:
-        run = told(folder, "loadgen", "--url", url, "-o", str(folder / "load.jsonl"), *LOAD)
+        run = reported(folder, "loadgen", "--url", url, "-o", str(folder / "load.jsonl"), *LOAD)
     assert run["statuses"] == {"ok": REQUESTS}
     for name in ("tap", "load"):
         meta, records = load_trace(folder / f"{name}.jsonl")
@@ -61,13 +61,13 @@ def test_capture_is_exact_to_the_token(folder: Path, run_tap: RunTap, page_size:
         assert meta.hash.branches == (True if page_size < 16 else None)
         assert len(records) == REQUESTS
         pool = ("--engine", "sglang", "--page-size", str(page_size))
-        found = told(folder, "sim", "pool", str(folder / f"{name}.jsonl"), *pool)
-        assert found["compared"] == found["as_reported"] == REQUESTS
+        result = reported(folder, "sim", "pool", str(folder / f"{name}.jsonl"), *pool)
+        assert result["compared"] == result["as_reported"] == REQUESTS
 
 
 @pytest.mark.parametrize(("name", "flags"), [("tap", ["--reset-cache"]), ("load", [])])
 def test_replay_has_the_captured_hits(folder: Path, name: str, flags: list[str]) -> None:
-    replayed = told(
+    replayed = reported(
         *(folder, "replay", str(folder / f"{name}.jsonl"), "--url", URL),
         *("-o", str(folder / "replay.jsonl"), "--overwrite", "--replay-sessions", *flags),
     )
@@ -76,7 +76,7 @@ def test_replay_has_the_captured_hits(folder: Path, name: str, flags: list[str])
 
 def test_cold_prompts_have_no_hits(folder: Path) -> None:
     out = folder / "cold.jsonl"
-    told(
+    reported(
         *(folder, "replay", str(folder / "tap.jsonl"), "--url", URL),
         *("-o", str(out), "--overwrite", "--replay-sessions", "--cold-prompts"),
     )

@@ -59,7 +59,7 @@ class _Handler(QuietHandler):
     engine: CannedEngine
 
     def do_GET(self) -> None:
-        self._whole(404, {"error": {"message": "not here", "type": "NotFoundError"}})
+        self._complete(404, {"error": {"message": "not here", "type": "NotFoundError"}})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -67,13 +67,13 @@ class _Handler(QuietHandler):
         if self.engine.refusals:
             self.engine.refusals -= 1
             error = {"message": "too many requests", "type": "rate_limit_error"}
-            self._whole(429, {"type": "error", "error": error}, {"Retry-After": "0", "X-Limit": "one"})
+            self._complete(429, {"type": "error", "error": error}, {"Retry-After": "0", "X-Limit": "one"})
         elif body.get("stream"):
             self._events(_STREAMS[self.path](body))
         else:
-            self._whole(200, _ANSWERS[self.path](body))
+            self._complete(200, _ANSWERS[self.path](body))
 
-    def _whole(self, status: int, value: Json, headers: dict[str, str] | None = None) -> None:
+    def _complete(self, status: int, value: Json, headers: dict[str, str] | None = None) -> None:
         self.reply(status, json.dumps(value).encode(), "application/json", headers)
 
     def _events(self, events: list[tuple[str | None, Json | str]]) -> None:
@@ -133,14 +133,14 @@ def _response(body: Json, status: str = "completed", usage: Json | None = RESPON
 
 def _response_stream(body: Json) -> list[tuple[str | None, Json | str]]:
     item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
-    place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+    position = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
     part = {"type": "output_text", "text": "", "annotations": []}
     events: list[Json] = [
         {"type": "response.created", "response": _response(body, "in_progress", None)},
         {"type": "response.output_item.added", "output_index": 0, "item": item},
-        {"type": "response.content_part.added", **place, "part": part},
-        *({"type": "response.output_text.delta", **place, "delta": word, "logprobs": []} for word in WORDS),
-        {"type": "response.output_text.done", **place, "text": TEXT, "logprobs": []},
+        {"type": "response.content_part.added", **position, "part": part},
+        *({"type": "response.output_text.delta", **position, "delta": word, "logprobs": []} for word in WORDS),
+        {"type": "response.output_text.done", **position, "text": TEXT, "logprobs": []},
         {"type": "response.completed", "response": _response(body)},
     ]
     return [(event["type"], event | {"sequence_number": number}) for number, event in enumerate(events)]

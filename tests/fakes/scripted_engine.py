@@ -47,7 +47,7 @@ class ScriptedEngine:
     """The ids of every answer, repeated as long as needed; null: drawn at random."""
 
     base_path: str = ""
-    says: str = ""
+    prints: str = ""
     """Stands in every output, every error body and a cookie."""
     seen: list[Json] = field(default_factory=list)
     """Bodies of completion requests, in order of arrival."""
@@ -78,10 +78,10 @@ class ScriptedEngine:
             started.set()
             await self._stop.wait()
             server.close()
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
+            rest = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in rest:
                 task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            await asyncio.gather(*rest, return_exceptions=True)
 
         thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
         thread.start()
@@ -105,21 +105,21 @@ class ScriptedEngine:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         self.paths.append(f"{method} {path}")
-        said = headers.get("authorization")
-        if self.authorization not in (None, said):
-            writer.write(self._response(401, {"error": f"wrong key: {said}"}))
+        stderr = headers.get("authorization")
+        if self.authorization not in (None, stderr):
+            writer.write(self._response(401, {"error": f"wrong key: {stderr}"}))
             return True
         path = path.removeprefix(self.base_path)
         if path in {"/v1/completions", "/v1/chat/completions"}:
             self.headers.append(headers)
             return await self._watched(reader, self._complete(path, json.loads(body), writer))
         status, answer = self._control(method, path)
-        writer.write(_response(status, answer, self.says))
+        writer.write(_response(status, answer, self.prints))
         await writer.drain()
         return True
 
     def _response(self, status: int, value: Json) -> bytes:
-        return _response(status, json.dumps(value).encode(), self.says)
+        return _response(status, json.dumps(value).encode(), self.prints)
 
     async def _watched(self, reader: asyncio.StreamReader, answering: Coroutine[Any, Any, bool]) -> bool:
         """The answer, unless the client goes away first."""
@@ -159,7 +159,7 @@ class ScriptedEngine:
         if max(prompt) >= self.vocabulary or len(prompt) + body["max_tokens"] > self.context:
             status = 400
         if status != 200:
-            writer.write(self._response(status, {"error": {"message": f"as the script says {self.says}"}}))
+            writer.write(self._response(status, {"error": {"message": f"as the script says {self.prints}"}}))
             return True
         cached = self.cache.look_up(prompt)
         self.cache.fill(prompt)
@@ -183,7 +183,7 @@ class ScriptedEngine:
             writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
         else:
             self.cache.fill([*prompt, *answer[:-1]])
-            text = "x" * len(answer) + self.says
+            text = "x" * len(answer) + self.prints
             choice = {"index": 0, "text": text, "finish_reason": "length", "token_ids": answer}
             writer.write(self._response(200, {"choices": [choice], "usage": usage}))
         await writer.drain()
@@ -192,14 +192,14 @@ class ScriptedEngine:
     def _prompt(self, path: str, body: Json) -> list[int]:
         if path == "/v1/completions":
             return list(body["prompt"])
-        said = " ".join(message["role"] + " " + message["content"] for message in body["messages"])
-        return [sum(word.encode()) for word in said.split()]
+        stderr = " ".join(message["role"] + " " + message["content"] for message in body["messages"])
+        return [sum(word.encode()) for word in stderr.split()]
 
     def _choice(self, path: str, token: int, last: bool) -> Json:
-        text = f"t{token} {self.says}"
-        said = {"text": text} if path == "/v1/completions" else {"delta": {"content": text}}
+        text = f"t{token} {self.prints}"
+        stderr = {"text": text} if path == "/v1/completions" else {"delta": {"content": text}}
         ids = {"token_ids": [token]} if self.returns_ids else {}
-        return {"index": 0, "finish_reason": "length" if last else None, **said, **ids}
+        return {"index": 0, "finish_reason": "length" if last else None, **stderr, **ids}
 
     def _usage(self, prompt: int, output: int, cached: int) -> Json:
         details = {"cached_tokens": cached} if self.reports_cached else None

@@ -82,8 +82,8 @@ class StrictEngine:
             yield json.dumps({"object": "text_completion", "choices": choices, "usage": usage}).encode()
             return
         for index, ids in enumerate(answers):
-            for place, token in enumerate(ids):
-                end = "length" if place == len(ids) - 1 else None
+            for position, token in enumerate(ids):
+                end = "length" if position == len(ids) - 1 else None
                 yield event({"choices": [self.choice(index, [token], end)]})
         if body.get("stream_options", {}).get("include_usage"):
             yield event({"choices": [], "usage": usage})
@@ -216,8 +216,8 @@ class LlamaCpp(StrictEngine):
             for index, ids in enumerate(answers)
         ]
         if not body.get("stream"):
-            whole = [end | {"content": "x", "tokens": ids} for end, ids in zip(ends, answers, strict=True)]
-            yield json.dumps(whole[0] if len(whole) == 1 else whole).encode()
+            total = [end | {"content": "x", "tokens": ids} for end, ids in zip(ends, answers, strict=True)]
+            yield json.dumps(total[0] if len(total) == 1 else total).encode()
             return
         for index, ids in enumerate(answers):
             for token in ids:
@@ -296,14 +296,14 @@ def handler_of(engine: StrictEngine) -> type[QuietHandler]:
 
         def complete(self, body: Json) -> None:
             try:
-                whole = b"".join(engine.complete(body))
+                total = b"".join(engine.complete(body))
             except Refused as why:
                 engine.refusals.append(str(why))
                 self.reply(400, b'{"error": {"message": "refused"}}', "application/json")
                 return
-            self.reply(200, whole, "text/event-stream" if body.get("stream") else "application/json")
+            self.reply(200, total, "text/event-stream" if body.get("stream") else "application/json")
 
-        def answer(self, found: Json | list[Json] | None) -> None:
-            self.reply(404 if found is None else 200, json.dumps(found or {}).encode(), "application/json")
+        def answer(self, result: Json | list[Json] | None) -> None:
+            self.reply(404 if result is None else 200, json.dumps(result or {}).encode(), "application/json")
 
     return Handler

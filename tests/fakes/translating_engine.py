@@ -68,13 +68,13 @@ def _response_events(text: str, chat: Json) -> Events:
         "output_tokens": chat["usage"]["completion_tokens"],
         "total_tokens": chat["usage"]["total_tokens"],
     }
-    place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+    position = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
     message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
     ended = {"id": "resp_1", "object": "response", "model": chat["model"], "status": "completed"}
     if chat["choices"][0]["finish_reason"] == "length":
         ended |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
     return [
-        ("response.output_text.delta", {**place, "delta": text}),
+        ("response.output_text.delta", {**position, "delta": text}),
         ("response.completed", {"response": ended | {"output": [message], "usage": usage}}),
     ]
 

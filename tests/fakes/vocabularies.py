@@ -104,5 +104,5 @@ def qwen_json(source: Path) -> str:
 def byte_letters() -> dict[int, str]:
     """GPT-2's letter for each byte, in which byte-level vocabularies are written."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(rest)}

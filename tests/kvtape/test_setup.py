@@ -36,7 +36,7 @@ def test_init_writes_a_valid_table_per_command(
     assert main(["init", "--url", sim_server, "-o", str(file)]) == 0
     assert f"tap --config {file}" in capsys.readouterr().out
     tables = tomllib.loads(file.read_text())
-    taken = {
+    used = {
         command: vars(parser_of(command).parse_args(["--config", str(file), *words]))
         for command, words in {
             "tap": [],
@@ -53,10 +53,10 @@ def test_init_writes_a_valid_table_per_command(
     }
     assert set(tables) == {"tap", "loadgen", "replay", "sim", "kvtape"}
     assert set(tables["sim"]) == {"calibrate", "run", "what-if", "sweep", "search", "validate"}
-    assert (taken["tap"]["upstream"], taken["tap"]["inject"]) == ([sim_server], ["auto"])
-    assert (taken["loadgen"]["model"], taken["replay"]["url"]) == ("kvtape-sim", sim_server)
-    assert taken["sim run"]["latency_model"] == [Path("model.json")]
-    assert (taken["sim calibrate"]["output"], taken["kvtape doctor"]["url"]) == (Path("model.json"), sim_server)
+    assert (used["tap"]["upstream"], used["tap"]["inject"]) == ([sim_server], ["auto"])
+    assert (used["loadgen"]["model"], used["replay"]["url"]) == ("kvtape-sim", sim_server)
+    assert used["sim run"]["latency_model"] == [Path("model.json")]
+    assert (used["sim calibrate"]["output"], used["kvtape doctor"]["url"]) == (Path("model.json"), sim_server)
     with pytest.raises(InputError, match=r"kvtape.toml: exists; expected --overwrite"):
         main(["init", "--url", sim_server, "-o", str(file)])
 
@@ -70,9 +70,9 @@ def test_doctor_looks_at_the_machine_and_the_engine(
 ) -> None:
     argv = ["doctor", "--url", sim_server, "--listen", f"127.0.0.1:{free_port}", "-o", str(tmp_path / "a.jsonl")]
     assert main([*argv, "--json"]) == 0
-    found = states(capsys.readouterr().out)
-    assert {name for name, state in found.items() if state == "fail"} == set()
-    assert [found[name] for name in ("packages", "key file", "port", "engine", "cache", "reset")] == ["ok"] * 6
+    result = states(capsys.readouterr().out)
+    assert {name for name, state in result.items() if state == "fail"} == set()
+    assert [result[name] for name in ("packages", "key file", "port", "engine", "cache", "reset")] == ["ok"] * 6
     assert not key_file.exists()  # a check makes no key
 
 
@@ -81,10 +81,10 @@ def test_doctor_prints_the_fix_of_each_failure(
 ) -> None:
     key_file.write_text("no key")
     monkeypatch.setattr("kvtape.doctor.foreign_package", lambda: "tap is imported from /other/tap")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        port = used.getsockname()[1]
         assert main(["doctor", "--listen", f"127.0.0.1:{port}", "--url", f"http://127.0.0.1:{free_port}"]) == 1
     lines = capsys.readouterr().out.splitlines()
     failed = [line.split()[1] for line in lines if line.startswith("fail")]
@@ -106,7 +106,7 @@ def target(dialect: Dialect, **reported: bool) -> Target:
 
 @pytest.mark.usefixtures("key_file")
 @pytest.mark.parametrize(
-    ("told", "apart_s", "found"),
+    ("reported_by_engine", "apart_s", "result"),
     [
         ((0, False, False), None, ("ok", "ns, set by a time server")),
         ((5, False, False), None, ("warning", "ns, not synchronized: traces of several hosts may not align")),
@@ -115,13 +115,13 @@ def target(dialect: Dialect, **reported: bool) -> Target:
     ],
 )
 def test_doctor_checks_the_clock(
-    told: tuple[int, bool, bool],
+    reported_by_engine: tuple[int, bool, bool],
     apart_s: float | None,
-    found: tuple[str, str],
+    result: tuple[str, str],
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    kernel, service, container = told
+    kernel, service, container = reported_by_engine
     monkeypatch = request.getfixturevalue("monkeypatch")
     monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(adjtimex=lambda buffer: kernel))
     monkeypatch.setattr("kvtape.doctor.SYNCHRONISED_FILE", tmp_path if service else tmp_path / "none")
@@ -129,12 +129,12 @@ def test_doctor_checks_the_clock(
     monkeypatch.setattr("kvtape.doctor.CONTAINER_VARIABLES", ())
     monkeypatch.setattr("kvtape.doctor._seconds_ahead", lambda *_: apart_s)
     state, text, _ = check("clock", request.getfixturevalue("capsys"), "--url", "http://127.0.0.1:1")
-    assert (state, text.partition(" ")[2]) == found
+    assert (state, text.partition(" ")[2]) == result
 
 
 @pytest.mark.usefixtures("key_file")
 @pytest.mark.parametrize(
-    ("name", "ready", "found"),
+    ("name", "ready", "result"),
     [
         ("cache", target(VLLM, reports_cached=True), ["ok", ""]),
         (
@@ -149,12 +149,12 @@ def test_doctor_checks_the_clock(
 def test_doctor_checks_cached_tokens_and_cache_reset(
     name: str,
     ready: Target,
-    found: list[str],
+    result: list[str],
     sim_server: str,
     request: pytest.FixtureRequest,
 ) -> None:
     request.getfixturevalue("monkeypatch").setattr("kvtape.doctor.readiness.inspect_engine", lambda *_: ready)
-    assert check(name, request.getfixturevalue("capsys"), "--url", sim_server)[::2] == found
+    assert check(name, request.getfixturevalue("capsys"), "--url", sim_server)[::2] == result
 
 
 def test_doctor_probes_cached_tokens_with_a_repeated_prompt(

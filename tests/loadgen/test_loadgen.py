@@ -152,7 +152,7 @@ def test_missed_slo_sets_the_exit_code_after_the_summary(
 def test_fully_rejected_run_prints_the_engines_reason(
     engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine.context, engine.says = 100, "of 9000 tokens"
+    engine.context, engine.prints = 100, "of 9000 tokens"
     command = ["--rate", "100", "--number", "2", "--prompt-tokens"]
     assert load(engine, tmp_path / "t.jsonl", [*command, "9000"]) == 1
     out, err = capsys.readouterr()

@@ -27,14 +27,14 @@ def figures_drawn(page: Path) -> set[str]:
     """Opens a page, checks that every place for a figure was drawn in and nothing fetched; returns the places' ids."""
     # The page's own browser tells what it fetched: every resource that was asked for, answered or not.
     fetched = '`fetched:${performance.getEntriesByType("resource").map(one => one.name)}`'
-    tell = f'addEventListener("load", () => {{ document.title = {fetched} }})'
+    report = f'addEventListener("load", () => {{ document.title = {fetched} }})'
     page_figures(page.read_text())
-    page.write_text(page.read_text().replace("</body>", f"<script>{tell}</script></body>"))
+    page.write_text(page.read_text().replace("</body>", f"<script>{report}</script></body>"))
     flags = [*QUIET, *OFFLINE, "--dump-dom", "--virtual-time-budget=5000", f"--user-data-dir={page.parent / 'profile'}"]
     command = [str(CHROMIUM), *flags, page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
-    places = re.findall(r'class="plot[^"]*" id="([^"]+)"', done.stdout)
-    assert done.stdout.count('class="main-svg"') >= len(places)
+    positions = re.findall(r'class="plot[^"]*" id="([^"]+)"', done.stdout)
+    assert done.stdout.count('class="main-svg"') >= len(positions)
     assert "<title>fetched:</title>" in done.stdout
     assert "Content Security Policy" not in done.stderr
-    return set(places)
+    return set(positions)

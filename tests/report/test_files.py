@@ -70,6 +70,6 @@ def test_parquet_overwrites_its_files_only(trace: Path, tmp_path: Path) -> None:
     (out / "sessions.parquet").write_text("mine")
     with pytest.raises(InputError, match=r"sessions\.parquet"):
         main(command)
-    for place in (tmp_path / "absent" / "files", trace):
+    for position in (tmp_path / "absent" / "files", trace):
         with pytest.raises(InputError, match="expected a folder to write in"):
-            main([*command[:3], str(place)])
+            main([*command[:3], str(position)])

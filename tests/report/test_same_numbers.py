@@ -33,8 +33,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
     trace, out, page = folder / "trace.jsonl", folder / "files", folder / "page.html"
     drawn = np.random.default_rng(7)
     with TraceWriter(trace, Meta(source="client", block_size=16)) as writer:
-        for place, (session, turns) in enumerate(SESSIONS.items()):
-            at_ms, prompt, output = 150.0 * place, int(drawn.integers(100, 200)), 0
+        for position, (session, turns) in enumerate(SESSIONS.items()):
+            at_ms, prompt, output = 150.0 * position, int(drawn.integers(100, 200)), 0
             for turn in range(1, turns + 1):
                 cached = prompt if turn > 1 else 0
                 prompt += output + int(drawn.integers(10, 50))
@@ -51,30 +51,30 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
                 )  # fmt: skip
                 at_ms += e2e_ms + 30.0
     flags = ["--files", str(out), "--html", str(page), "--slo", "ttft.p99<=1s", "--slo", "e2e.p50<=10s"]
-    found = json_of(main, ["show", str(trace), *flags])
+    result = json_of(main, ["show", str(trace), *flags])
     page.rename(out / "page.html")
-    return found, out
+    return result, out
 
 
 def summary(values: list[float]) -> dict[str, float]:
-    found = statistics_of(np.array(values))
-    assert found is not None
-    return {name: getattr(found, name) for name in STATISTICS}
+    result = statistics_of(np.array(values))
+    assert result is not None
+    return {name: getattr(result, name) for name in STATISTICS}
 
 
 def test_tables_equal_the_json(shown: tuple[dict[str, Any], Path]) -> None:
-    found, out = shown
+    result, out = shown
     for table, key in (("requests", "per_request"), ("sessions", "per_session")):
         rows = pq.read_table(out / f"{table}.parquet").to_pylist()
-        for name, expected in found[key].items():
+        for name, expected in result[key].items():
             if expected is None or name == "itl_ms":  # lists of a request
                 continue
             values = [row[name] for row in rows if row[name] is not None]
-            assert summary(values) == pytest.approx({one: expected[one] for one in STATISTICS}), name
+            assert summary(values) == pytest.approx({item: expected[item] for item in STATISTICS}), name
 
 
 def test_page_equals_the_json(shown: tuple[dict[str, Any], Path]) -> None:
-    found, out = shown
+    result, out = shown
     page = (out / "page.html").read_text()
     rows = dict(re.findall(r'<tr><th scope="row">([^<]*)</th>(.*?)</tr>', page, re.DOTALL))
     for name, key, metric in (
@@ -83,9 +83,9 @@ def test_page_equals_the_json(shown: tuple[dict[str, Any], Path]) -> None:
         ("TTFAT ms", "per_session", "ttfat_ms"),
     ):
         cells = re.findall(r"<td[^>]*>([^<]*)</td>", rows[name])
-        assert cells[:7] == [duration_ms(found[key][metric][one]) for one in STATISTICS], name
+        assert cells[:7] == [duration_ms(result[key][metric][item]) for item in STATISTICS], name
     curve = next(
         trace for trace in page_figures(page)["waits"]["data"] if trace.get("name", "").startswith("All requests")
     )
     reached = [x for x, y in zip(curve["x"], curve["y"], strict=True) if 1.0 - y >= 0.5 - 1e-9]
-    assert reached[0] == pytest.approx(found["per_request"]["ttft_ms"]["p50"], rel=1e-4)
+    assert reached[0] == pytest.approx(result["per_request"]["ttft_ms"]["p50"], rel=1e-4)

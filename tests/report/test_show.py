@@ -16,18 +16,18 @@ STATISTICS = {"n", "mean", "min", "p50", "p90", "p95", "p99", "max"}
 
 
 def test_json_has_every_documented_key(make_trace: MakeTrace) -> None:
-    found = json_of(main, ["show", str(make_trace("a", sessions=12, turns=3))])
-    assert found["schema"] == "kvtape-metrics/1"
-    assert found["requests"] | {"n": 36, "completed": 35} == found["requests"]
-    assert {"success", "with_hit"} <= set(found["requests"])
+    result = json_of(main, ["show", str(make_trace("a", sessions=12, turns=3))])
+    assert result["schema"] == "kvtape-metrics/1"
+    assert result["requests"] | {"n": 36, "completed": 35} == result["requests"]
+    assert {"success", "with_hit"} <= set(result["requests"])
     names = {"ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "input_tokens", "output_tokens", "turns"}
-    assert all(set(found["per_request"][name]) == STATISTICS for name in names)
+    assert all(set(result["per_request"][name]) == STATISTICS for name in names)
     names = {"latency_ms", "ttft_ms", "ttfat_ms", "decode_tps", "hit_rate"}
-    assert all(set(found["per_session"][name]) == STATISTICS for name in names)
-    assert 0 < found["per_session"]["hit_rate"]["p50"] < 1  # a fraction
+    assert all(set(result["per_session"][name]) == STATISTICS for name in names)
+    assert 0 < result["per_session"]["hit_rate"]["p50"] < 1  # a fraction
     windows = {"overall", "last_30s", "steady", "steady_per_gpu"}
     assert all(
-        set(found["workload"][f"{name}_tps"]) == windows for name in ("prompt", "cached", "uncached", "completion")
+        set(result["workload"][f"{name}_tps"]) == windows for name in ("prompt", "cached", "uncached", "completion")
     )
 
 
@@ -44,19 +44,19 @@ def test_the_tables(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -
 
 def test_sessions_by_their_cached_tokens(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
     trace = str(make_trace("a", sessions=30, turns=3))
-    found = json_of(main, ["show", trace, "--by", "session"])["by_session"]
-    assert len(found) == 30
-    assert sum(one["requests"] for one in found) == 90
-    cached = [one["cached_tokens"] for one in found]
+    result = json_of(main, ["show", trace, "--by", "session"])["by_session"]
+    assert len(result) == 30
+    assert sum(item["requests"] for item in result) == 90
+    cached = [item["cached_tokens"] for item in result]
     assert cached == sorted(cached, reverse=True)
-    best = [record for record in load_trace(trace)[1] if record.session_id == found[0]["session_id"]]
-    assert (found[0]["requests"], cached[0]) == (3, sum(record.cached_tokens or 0 for record in best))
-    assert found[0]["hit_rate"] == cached[0] / found[0]["prompt_tokens"] <= 1
-    assert found[0]["ttft_p50_ms"] == sorted(record.ttft_ms or 0.0 for record in best)[1]
+    best = [record for record in load_trace(trace)[1] if record.session_id == result[0]["session_id"]]
+    assert (result[0]["requests"], cached[0]) == (3, sum(record.cached_tokens or 0 for record in best))
+    assert result[0]["hit_rate"] == cached[0] / result[0]["prompt_tokens"] <= 1
+    assert result[0]["ttft_p50_ms"] == sorted(record.ttft_ms or 0.0 for record in best)[1]
     main(["show", trace, "--by", "session"])
     lines = capsys.readouterr().out.splitlines()
-    row = next(place for place, line in enumerate(lines) if line.startswith("session  "))
-    assert lines[row + 1].startswith(found[0]["session_id"])
+    row = next(position for position, line in enumerate(lines) if line.startswith("session  "))
+    assert lines[row + 1].startswith(result[0]["session_id"])
     assert lines[row + 21].startswith("10 more")
     assert json_of(main, ["show", trace])["by_session"] == []
 
@@ -93,8 +93,8 @@ def test_missing_times_give_no_warnings(make_trace: MakeTrace, field: str, value
     """Warnings are errors in tests."""
     usual, odd = make_trace("usual", sessions=12, turns=3), make_trace("odd", sessions=12, turns=3)
     header, *lines = odd.read_text().splitlines()
-    told = [value, value] if field == "itl_ms" else value
-    odd.write_text("\n".join([header, *(json.dumps(json.loads(line) | {field: told}) for line in lines)]) + "\n")
+    reported = [value, value] if field == "itl_ms" else value
+    odd.write_text("\n".join([header, *(json.dumps(json.loads(line) | {field: reported}) for line in lines)]) + "\n")
     assert main(["show", str(odd), "--html", str(odd.with_suffix(".html"))]) == 0
     assert main(["compare", f"odd={odd}", f"usual={usual}"]) in {0, 1}
 

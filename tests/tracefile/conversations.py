@@ -110,12 +110,12 @@ def rollouts(r: random.Random) -> Step:
     opening = [*system(r), *message(USER, words(r, 30, 200))]
     sent = [ask(r, opening, words(r, 30, 200), None) for _ in range(r.randint(2, 6))]
     yield r.expovariate(1 / 4000), sent
-    histories = [[*opening, ASSISTANT, *one.output, END] for one in sent]
+    histories = [[*opening, ASSISTANT, *item.output, END] for item in sent]
     for _ in range(r.randint(1, 3)):
         histories = [[*history, *message(TOOL, words(r, 10, 80))] for history in histories]
-        sent = [ask(r, history, words(r, 30, 200), one) for history, one in zip(histories, sent, strict=True)]
+        sent = [ask(r, history, words(r, 30, 200), item) for history, item in zip(histories, sent, strict=True)]
         yield r.expovariate(1 / 1000), sent
-        histories = [[*history, ASSISTANT, *one.output, END] for history, one in zip(histories, sent, strict=True)]
+        histories = [[*history, ASSISTANT, *item.output, END] for history, item in zip(histories, sent, strict=True)]
 
 
 def retried(r: random.Random) -> Step:
@@ -156,12 +156,12 @@ def traffic(client: Client, seed: int, sessions: int = 150) -> list[Sent]:
         if step is None:
             continue
         think_ms, sent = step
-        for one in sent:
-            one.name, one.arrival_ms = f"r{len(done)}", event.at_ms + think_ms + r.random()
-            one.end_ms = one.arrival_ms + 50 + len(one.output) * r.uniform(8, 12)
-            done.append(one)
-        heapq.heappush(events, _Event(max(one.end_ms for one in sent), event.number, event.step))
-    return sorted(done, key=lambda one: one.end_ms)
+        for item in sent:
+            item.name, item.arrival_ms = f"r{len(done)}", event.at_ms + think_ms + r.random()
+            item.end_ms = item.arrival_ms + 50 + len(item.output) * r.uniform(8, 12)
+            done.append(item)
+        heapq.heappush(events, _Event(max(item.end_ms for item in sent), event.number, event.step))
+    return sorted(done, key=lambda item: item.end_ms)
 
 
 def record_of(sent: Sent, *, output_ids: bool) -> Record:

@@ -64,11 +64,11 @@ def results(path: Path, *, by_line: bool) -> tuple[list[Any], list[str], list[tu
     with TraceReader(path) as reader:
         if by_line:
             reader._decoder.decode_block = lambda lines: None  # type: ignore[method-assign]
-        found = [
+        outcome = [
             (reader.line, reader.where(), str(result) if isinstance(result, InputError) else result)
             for result in reader.results()
         ]
-        return found, reader.warnings, reader.faults
+        return outcome, reader.warnings, reader.faults
 
 
 def records(path: Path, read: Callable[[TraceReader], Iterable[Record]]) -> tuple[list[Record] | str, list[str]]:

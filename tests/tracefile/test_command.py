@@ -21,9 +21,9 @@ def trace(path: Path, *lines: dict[str, Any] | str) -> str:
 
 def findings(path: Path, capsys: pytest.CaptureFixture[str], *lines: dict[str, Any] | str) -> list[str]:
     code = main(["check", trace(path, *lines)])
-    found = [line.removeprefix(f"{path}:") for line in capsys.readouterr().out.splitlines()]
-    assert code == (1 if found else 0)
-    return found
+    result = [line.removeprefix(f"{path}:") for line in capsys.readouterr().out.splitlines()]
+    assert code == (1 if result else 0)
+    return result
 
 
 GOOD: dict[str, Any] = {
@@ -62,8 +62,8 @@ def test_a_good_trace_has_no_findings(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_violation_has_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], finding: str
 ) -> None:
-    found = findings(tmp_path / "t", capsys, GOOD | change)
-    assert found[0].startswith("2: " + finding), found
+    result = findings(tmp_path / "t", capsys, GOOD | change)
+    assert result[0].startswith("2: " + finding), result
 
 
 def test_violations_between_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,8 +74,8 @@ def test_violations_between_records(tmp_path: Path, capsys: pytest.CaptureFixtur
         {"request_id": "a"},
         {"request_id": "c", "arrival_ms": 0.0, "e2e_ms": 99_000.0},  # a tap's workers hand over each for itself
     ]
-    found = findings(tmp_path / "t", capsys, *lines)
-    assert [line.split(":")[:2] for line in found] == [["3", " e2e_ms"], ["4", " request_id"], ["2", " parent_id"]]
+    result = findings(tmp_path / "t", capsys, *lines)
+    assert [line.split(":")[:2] for line in result] == [["3", " e2e_ms"], ["4", " request_id"], ["2", " parent_id"]]
 
 
 def test_info_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,8 +111,8 @@ def test_info_compares_prompt_counts_by_endpoint(tmp_path: Path, capsys: pytest.
     assert info["prompt_counts"] == {"/v1/chat/completions": 2, "/v1/completions": 1}
     assert info["prompt_mismatches"] == {"/v1/chat/completions": 1, "/v1/completions": 0}
     main(["info", path])
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "66.7% of 3 records (/v1/chat/completions 50.0%, /v1/completions 100.0%); hashes of the rest" in said
+    message = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "66.7% of 3 records (/v1/chat/completions 50.0%, /v1/completions 100.0%); hashes of the rest" in message
 
 
 def test_a_prompt_s_last_token_is_never_a_hit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,9 +143,9 @@ def test_torn_trace_gives_a_warning(tmp_path: Path, capsys: pytest.CaptureFixtur
     with open(path, "a", encoding="utf-8") as file:
         file.write('{"request_id": "to')
     assert main(["check", path]) == 1
-    said = capsys.readouterr()
-    assert said.out == f"{path}:3: end: torn last line skipped; its writer was cut short\n"
-    assert said.err == f"{path}: 1 finding\nwarning: {path}:3: torn last line skipped; its writer was cut short\n"
+    message = capsys.readouterr()
+    assert message.out == f"{path}:3: end: torn last line skipped; its writer was cut short\n"
+    assert message.err == f"{path}: 1 finding\nwarning: {path}:3: torn last line skipped; its writer was cut short\n"
 
 
 def test_long_work_shows_progress(

@@ -42,13 +42,13 @@ def record(name: str, arrival_ms: float, session: str | None = None, **more: Any
 
 def trace(path: Path, *records: Record, meta: Meta = META) -> str:
     with TraceWriter(path, meta) as writer:
-        for found in records:
-            writer.write(found)
+        for result in records:
+            writer.write(result)
     return str(path)
 
 
 def names(path: Path) -> list[str]:
-    return [found.request_id for found in load_trace(path)[1]]
+    return [result.request_id for result in load_trace(path)[1]]
 
 
 def test_time_range_keeps_complete_sessions(tmp_path: Path) -> None:
@@ -88,16 +88,21 @@ def test_anonymized_trace_preserves_lengths_and_shared_prefixes_only(tmp_path: P
     out = tmp_path / "o"
     assert main(["convert", trace(tmp_path / "t", first, second), str(out), "--anonymize"]) == 0
     assert "secret" not in out.read_text()
-    meta, (one, two) = load_trace(out)
+    meta, (item, two) = load_trace(out)
     assert meta == Meta(
         source="tap", block_size=4, hash=HashInfo(algorithm="anonymized"), engine=Engine(num_gpu_blocks=64)
     )
-    assert (one.arrival_ms, one.ttft_ms, one.itl_ms, one.e2e_ms) == (0.0, 10.0, [10.0, 10.0], 40.0)
-    assert (two.arrival_ms, two.think_ms, two.parent_id, two.session_id) == (90.0, 40.0, one.request_id, one.session_id)
-    assert one.block_hashes is not None
+    assert (item.arrival_ms, item.ttft_ms, item.itl_ms, item.e2e_ms) == (0.0, 10.0, [10.0, 10.0], 40.0)
+    assert (two.arrival_ms, two.think_ms, two.parent_id, two.session_id) == (
+        90.0,
+        40.0,
+        item.request_id,
+        item.session_id,
+    )
+    assert item.block_hashes is not None
     assert two.block_hashes is not None
-    assert one.block_hashes[0] == two.block_hashes[0] != one.block_hashes[1]
-    assert len({*one.block_hashes, *two.block_hashes, 5, 6, 7}) == 6
+    assert item.block_hashes[0] == two.block_hashes[0] != item.block_hashes[1]
+    assert len({*item.block_hashes, *two.block_hashes, 5, 6, 7}) == 6
     with open_trace(out) as reader:
         assert list(check_trace(reader)) == []
 
@@ -106,7 +111,7 @@ def test_anonymized_branches_refer_to_the_same_blocks() -> None:
     """Sharing to the token is as it was: of a full block, and of another request's unfilled last block."""
     full = record("a", 0.0, prompt_tokens=9, output_tokens=1, block_hashes=[BlockHash(5), BlockHash(6)])
     tail = tail_key([BlockHash(5), BlockHash(6)], RequestId("a"))
-    found = [
+    result = [
         full,
         record("b", 1.0, prompt_tokens=8, output_tokens=1, block_hashes=[BlockHash(5), BlockHash(7)],
                branch_tokens=6, branch_hash=BlockHash(6)),
@@ -114,23 +119,23 @@ def test_anonymized_branches_refer_to_the_same_blocks() -> None:
                branch_tokens=9, branch_hash=tail),
     ]  # fmt: skip
     pseudonyms = Pseudonyms()
-    for one in found:
-        pseudonyms.learn(one)
-    made = list(anonymize(found, pseudonyms, 0.0, 1.0))
+    for item in result:
+        pseudonyms.learn(item)
+    made = list(anonymize(result, pseudonyms, 0.0, 1.0))
     assert made[1].branch_hash != BlockHash(6)
-    for before, after in zip(tokenwise(found, 4), tokenwise(made, 4), strict=True):
+    for before, after in zip(tokenwise(result, 4), tokenwise(made, 4), strict=True):
         assert before.block_hashes is not None
         assert after.block_hashes is not None
         assert len(before.block_hashes) == len(after.block_hashes)
-    shared = [[_common(one, other) for other in tokenwise(found, 4)] for one in tokenwise(found, 4)]
-    assert shared == [[_common(one, other) for other in tokenwise(made, 4)] for one in tokenwise(made, 4)]
+    shared = [[_common(item, other) for other in tokenwise(result, 4)] for item in tokenwise(result, 4)]
+    assert shared == [[_common(item, other) for other in tokenwise(made, 4)] for item in tokenwise(made, 4)]
     assert (shared[0][1], shared[0][2]) == (6, 9)
 
 
-def _common(one: Record, other: Record) -> int:
-    pairs = zip(one.block_hashes or [], other.block_hashes or [], strict=False)
+def _common(item: Record, other: Record) -> int:
+    pairs = zip(item.block_hashes or [], other.block_hashes or [], strict=False)
     return next((at for at, (left, right) in enumerate(pairs) if left != right), min(
-        len(one.block_hashes or []), len(other.block_hashes or [])))  # fmt: skip
+        len(item.block_hashes or []), len(other.block_hashes or [])))  # fmt: skip
 
 
 @given(
@@ -141,8 +146,8 @@ def _common(one: Record, other: Record) -> int:
 )
 def test_rounded_times_stay_in_order(ttft_ms: float, gaps_ms: list[float], tail_ms: float, rounding_ms: float) -> None:
     e2e_ms = ttft_ms + sum(gaps_ms) + tail_ms
-    found = record("a", 5.0, ttft_ms=ttft_ms, itl_ms=gaps_ms, itl_tokens=[1] * len(gaps_ms), e2e_ms=e2e_ms)
-    (made,) = anonymize([found], Pseudonyms(), 5.0, rounding_ms)
+    result = record("a", 5.0, ttft_ms=ttft_ms, itl_ms=gaps_ms, itl_tokens=[1] * len(gaps_ms), e2e_ms=e2e_ms)
+    (made,) = anonymize([result], Pseudonyms(), 5.0, rounding_ms)
     assert made.ttft_ms is not None
     assert made.e2e_ms is not None
     assert min([0.0, *made.itl_ms]) >= 0
@@ -152,16 +157,16 @@ def test_rounded_times_stay_in_order(ttft_ms: float, gaps_ms: list[float], tail_
 
 
 def test_joined_traces_are_on_the_clock_of_the_first(tmp_path: Path) -> None:
-    one = trace(tmp_path / "1", record("a", 0.0, e2e_ms=100.0), record("b", 3000.0, e2e_ms=100.0))
+    item = trace(tmp_path / "1", record("a", 0.0, e2e_ms=100.0), record("b", 3000.0, e2e_ms=100.0))
     later = msgspec.structs.replace(META, epoch_unix_ns=10**18 + 1_500_000_000)
     two = trace(tmp_path / "2", record("a", 0.0, e2e_ms=100.0, scheduled_ms=0.0), meta=later)
     out = tmp_path / "o"
     with pytest.raises(InputError, match="given twice; expected each trace once"):
-        main(["convert", one, two, one, str(out)])
-    assert main(["convert", one, two, str(out)]) == 0
+        main(["convert", item, two, item, str(out)])
+    assert main(["convert", item, two, str(out)]) == 0
     meta, records = load_trace(out)
     assert meta.epoch_unix_ns == 10**18
-    assert [(found.request_id, found.arrival_ms, found.scheduled_ms) for found in records] == [
+    assert [(result.request_id, result.arrival_ms, result.scheduled_ms) for result in records] == [
         ("a", 0.0, None),
         ("a~2", 1500.0, 1500.0),
         ("b", 3000.0, None),
@@ -177,10 +182,10 @@ def test_conversion_steps_combine(tmp_path: Path) -> None:
     )
     out = tmp_path / "o"
     assert main(["convert", path, str(out), "--from", "1s", "--block-size", "8", "--anonymize"]) == 0
-    meta, (one, other) = load_trace(out)
+    meta, (item, other) = load_trace(out)
     assert (meta.block_size, meta.hash and meta.hash.algorithm) == (8, "anonymized")
-    assert one.block_hashes == other.block_hashes != [BlockHash(7)]
-    assert (len(one.block_hashes or ()), one.session_id) == (1, other.session_id)
+    assert item.block_hashes == other.block_hashes != [BlockHash(7)]
+    assert (len(item.block_hashes or ()), item.session_id) == (1, other.session_id)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])

@@ -124,11 +124,11 @@ def test_file_truncated_at_any_byte_gives_the_records_before_and_a_warning(tmp_p
         for record in records(4):
             writer.write(record)
             writer.flush()
-    whole = path.read_bytes()
+    complete = path.read_bytes()
     torn = tmp_path / "torn"
     seen = set()
-    for cut in range(len(whole)):
-        torn.write_bytes(whole[:cut])
+    for cut in range(len(complete)):
+        torn.write_bytes(complete[:cut])
         try:
             reader = open_trace(torn)
         except InputError as error:
@@ -138,7 +138,7 @@ def test_file_truncated_at_any_byte_gives_the_records_before_and_a_warning(tmp_p
             read = list(reader)
             assert read == records(4)[: len(read)]
             seen.add(len(read))
-            at_line_end = not suffix and (whole[:cut].endswith(b"\n") or whole[cut : cut + 1] == b"\n")
+            at_line_end = not suffix and (complete[:cut].endswith(b"\n") or complete[cut : cut + 1] == b"\n")
             assert len(reader.warnings) == (0 if at_line_end else 1), (cut, reader.warnings)
     assert seen == {0, 1, 2, 3, 4}
 
@@ -233,7 +233,7 @@ def test_writer_overwrites_only_with_the_flag(tmp_path: Path) -> None:
 
 def test_full_disk_loses_only_rejected_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = TraceWriter(tmp_path / "a.jsonl", META)
-    taken = records(4)
+    used = records(4)
     real_write = os.write
 
     def full_after_a_few_bytes(fd: int, data: bytes) -> int:
@@ -241,17 +241,17 @@ def test_full_disk_loses_only_rejected_records(tmp_path: Path, monkeypatch: pyte
             return real_write(fd, bytes(data[:5]))  # a short write, then no space: the line is torn for now
         raise OSError(28, "No space left on device")
 
-    writer.write(taken[0])
+    writer.write(used[0])
     monkeypatch.setattr("os.write", full_after_a_few_bytes)
     with pytest.raises(InputError, match="No space left"):
         writer.flush()
     with pytest.raises(InputError, match="No space left"):
-        writer.write(taken[1])
+        writer.write(used[1])
     monkeypatch.setattr("os.write", real_write)
-    writer.write(taken[2])
+    writer.write(used[2])
     writer.close()
     assert writer.count == 2
-    assert load_trace(writer.path)[1] == [taken[0], taken[2]]
+    assert load_trace(writer.path)[1] == [used[0], used[2]]
 
 
 def test_a_trace_larger_than_the_bound_streams_through(tmp_path: Path) -> None:

@@ -65,11 +65,11 @@ def test_a_hostile_file_is_one_line(
     path.write_bytes(content)
     try:
         code = tracefile([command, str(path), *([str(tmp_path / "out.jsonl")] if command == "convert" else [])])
-        said = capsys.readouterr().out
+        output = capsys.readouterr().out
         assert (command, code) == ("check", 1)  # a record's fault is a finding
     except InputError as error:
-        said = str(error)
-    assert message.replace(":2: ", ":2: line: ") in said or message in said
+        output = str(error)
+    assert message.replace(":2: ", ":2: line: ") in output or message in output
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, zstandard.compress])
@@ -105,8 +105,8 @@ def test_value_out_of_bounds_is_a_finding_and_read_as_null(
     first, odd = load_trace(path)[1]
     assert first.prompt_tokens == 9
     assert not getattr(odd, field)
-    said = capsys.readouterr().err
-    assert said == (
+    output = capsys.readouterr().err
+    assert output == (
         f"warning: {path}: 1 records have values out of bounds, read as unknown; the first: {path}:3: {field}: {what}\n"
     )
 
@@ -120,11 +120,11 @@ def test_impossible_count_affects_one_request_only(
     good.write_bytes(text(HEADER, *records))
     odd.write_bytes(text(HEADER, *records, RECORD | {"request_id": "c", "prompt_tokens": 2**40}))
     flags = () if command == "curve" else ("--num-gpu-blocks", "9")
-    found = []
+    result = []
     for path in (good, odd):
         assert sim([command, str(path), *flags, "--json"]) == 0
-        found.append(json.loads(capsys.readouterr().out) | {"trace": ""})
-    assert found[0] == found[1]
+        result.append(json.loads(capsys.readouterr().out) | {"trace": ""})
+    assert result[0] == result[1]
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
@@ -138,9 +138,9 @@ def test_truncated_stream_is_a_finding_unless_it_is_being_written(
     with open(path, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert tracefile(["check", str(path)]) == 0
-        said = capsys.readouterr()
-        assert "still being written; read up to this line" in said.err
-        assert "cut short" not in said.err
+        output = capsys.readouterr()
+        assert "still being written; read up to this line" in output.err
+        assert "cut short" not in output.err
 
 
 HOSTILE = "\x1b]0;owned\x07\x9b31m\u202egnp.exe\x7f\u200b"
@@ -168,6 +168,6 @@ def test_control_characters_of_a_trace_never_reach_a_terminal(
     monkeypatch.setattr(sys, "stderr", err)
     with pytest.raises(SystemExit):
         run_command(argv[0], {"tracefile": tracefile, "sim": sim}[argv[0]], [*argv[1:], str(path)])
-    said = out.getvalue() + err.getvalue()
-    assert said
-    assert not set(said) & set("\x1b\x07\x9b\x7f\u202e\u200b")
+    output = out.getvalue() + err.getvalue()
+    assert output
+    assert not set(output) & set("\x1b\x07\x9b\x7f\u202e\u200b")

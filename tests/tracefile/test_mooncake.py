@@ -37,8 +37,8 @@ OTHER = record("c", 500.0, 16, 1, [21], session_id=SessionId("o"), turn=1, cache
 def trace(path: Path, *records: Record, meta: Meta | None = None) -> str:
     header = meta or Meta(block_size=16, hash=HashInfo(algorithm="xxh3_64"), epoch_unix_ns=EPOCH_NS, model="m")
     with TraceWriter(path, header) as writer:
-        for found in records:
-            writer.write(found)
+        for result in records:
+            writer.write(result)
     return str(path)
 
 
@@ -62,8 +62,8 @@ def test_round_trip_loses_only_the_named_fields(tmp_path: Path) -> None:
     exported(tmp_path, "mooncake")
     kept = ("prompt_tokens", "output_tokens")
     _, records = load_trace(tmp_path / "mooncake.out")
-    back = sorted(tuple(str(getattr(found, name)) for name in kept) for found in records)
-    assert back == sorted(tuple(str(getattr(found, name)) for name in kept) for found in (FIRST, SECOND, OTHER))
+    back = sorted(tuple(str(getattr(result, name)) for name in kept) for result in records)
+    assert back == sorted(tuple(str(getattr(result, name)) for name in kept) for result in (FIRST, SECOND, OTHER))
 
 
 @given(
@@ -81,13 +81,13 @@ def test_ids_are_equal_for_equal_prefixes(
     assert main(["convert", path, str(folder / "o"), "--to", "mooncake", "--block-size", "4"]) == 0
     lines = [json.loads(line) for line in (folder / "o").read_text().splitlines()]
     ids = [line["hash_ids"] for line in lines]
-    for one, own in zip(prompts, ids, strict=True):
-        tokens = 4 * len(one) + rest + 1
-        assert len(own) == -(-tokens // 4)
-        for other, others in zip(prompts, ids, strict=True):
+    for item, local in zip(prompts, ids, strict=True):
+        tokens = 4 * len(item) + rest + 1
+        assert len(local) == -(-tokens // 4)
+        for other, remaining in zip(prompts, ids, strict=True):
             common = next(
-                (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+                (n for n, (a, b) in enumerate(zip(item, other, strict=False)) if a != b), min(len(item), len(other))
             )
-            assert [a == b for a, b in zip(own[: len(one)], others[: len(other)], strict=False)] == [
-                n < common for n in range(min(len(one), len(other)))
+            assert [a == b for a, b in zip(local[: len(item)], remaining[: len(other)], strict=False)] == [
+                n < common for n in range(min(len(item), len(other)))
             ]

@@ -49,7 +49,7 @@ def test_cached_tokens_limit_the_inferred_output(cached: int | None, expected: t
 def test_output_blocks_come_from_the_next_turn() -> None:
     first = turn("a", [1, 2], (10, 9))
     second = turn("b", [1, 2, 3, 4, 5, 6], (26, 5), "a", cached=16)
-    filled = [infer_outputs(META, [first, second]).fill(one) for one in (first, second)]
+    filled = [infer_outputs(META, [first, second]).fill(item) for item in (first, second)]
     assert filled[0].output_block_hashes == [3, 4]  # 18 tokens are computed
     assert filled[0].output_hash_source == "inferred"
     assert filled[1] is second
@@ -91,13 +91,13 @@ def test_several_choices_have_no_output_hashes() -> None:
 def test_inferred_hashes_equal_the_engines() -> None:
     sent = traffic(lambda r: chat(r, again=exact), seed=5, sessions=40)
     index = SessionIndex(B)
-    told = [index.link(record_of(one, output_ids=False), one.prompt) for one in sent]
-    inferred = infer_outputs(Meta(source="tap", block_size=B), told)
-    parents = {record.parent_id for record in told}
-    for one, record in zip(sent, told, strict=True):
+    reported = [index.link(record_of(item, output_ids=False), item.prompt) for item in sent]
+    inferred = infer_outputs(Meta(source="tap", block_size=B), reported)
+    parents = {record.parent_id for record in reported}
+    for item, record in zip(sent, reported, strict=True):
         if record.request_id in parents:
             assert (inferred.fill(record).output_block_hashes or []) == record_of(
-                one, output_ids=True
+                item, output_ids=True
             ).output_block_hashes
 
 
@@ -106,15 +106,15 @@ def test_inferred_hashes_equal_the_engines() -> None:
 def test_batches_are_filled_as_records_are(seed: int, changed: bool) -> None:
     sent = traffic(lambda r: chat(r, again=altered if changed else exact), seed=seed, sessions=5)
     index = SessionIndex(B)
-    told = [
-        index.link(record_of(one, output_ids=seed % 3 == 0 and i % 2 == 0), one.prompt) for i, one in enumerate(sent)
+    reported = [
+        index.link(record_of(item, output_ids=seed % 3 == 0 and i % 2 == 0), item.prompt) for i, item in enumerate(sent)
     ]
-    inferred = infer_outputs(Meta(source="tap", block_size=B), told)
-    batch = Batch(told)
+    inferred = infer_outputs(Meta(source="tap", block_size=B), reported)
+    batch = Batch(reported)
     by_batch = inferred.fill_hashes(batch, batch.hashes())
-    by_record = Batch([inferred.fill(record) for record in told]).hashes()
-    for one, other in zip(by_batch, by_record, strict=True):
-        assert np.array_equal(one, other)
+    by_record = Batch([inferred.fill(record) for record in reported]).hashes()
+    for item, other in zip(by_batch, by_record, strict=True):
+        assert np.array_equal(item, other)
 
 
 def test_batch_without_inferred_outputs_is_unchanged() -> None:

@@ -54,11 +54,11 @@ def test_conversation_is_linked_with_think_times() -> None:
         request("b", 25, 30, [1, 2, 3, 4], [5]),
         request("c", 31, 40, [1, 2, 3, 4, 5, 6]),
     ]
-    told = infer_sessions(trace, B)
-    assert [(r.parent_id, r.turn, r.think_ms) for r in told.records] == [(None, 1, None), ("a", 2, 15), ("b", 3, 1)]
-    assert {r.session_id for r in told.records} == {"chain-a"}
-    assert {r.session_source for r in told.records} == {"inferred"}
-    assert (told.inferred, told.ambiguous) == (2, 0)
+    reported = infer_sessions(trace, B)
+    assert [(r.parent_id, r.turn, r.think_ms) for r in reported.records] == [(None, 1, None), ("a", 2, 15), ("b", 3, 1)]
+    assert {r.session_id for r in reported.records} == {"chain-a"}
+    assert {r.session_source for r in reported.records} == {"inferred"}
+    assert (reported.inferred, reported.ambiguous) == (2, 0)
     assert online(trace) == links(trace)
 
 
@@ -81,29 +81,29 @@ def test_explicit_session_ids_override_chains() -> None:
         request("branch", 25, 31, [8], session="s"),
         request("c", 40, 50, [7], session="s"),
     ]
-    told = infer_sessions(trace, B)
-    assert [(r.parent_id, r.turn, r.think_ms) for r in told.records] == [
+    reported = infer_sessions(trace, B)
+    assert [(r.parent_id, r.turn, r.think_ms) for r in reported.records] == [
         (None, 1, None),
         (None, 1, None),
         ("a", 2, 10),
         ("a", 2, 15),  # b had not ended
         ("branch", 3, 9),  # the latest end
     ]
-    assert {r.session_source for r in told.records} == {"explicit"}
-    assert told.inferred == 0
+    assert {r.session_source for r in reported.records} == {"explicit"}
+    assert reported.inferred == 0
 
 
 def test_continuation_without_session_id_joins_as_inferred() -> None:
     trace = [request("a", 0, 10, [1, 2], [3], session="s"), request("b", 20, 30, [1, 2, 3, 4])]
-    told = infer_sessions(trace, B).records[1]
-    assert (told.session_id, told.session_source, told.parent_id) == ("s", "inferred", "a")
+    reported = infer_sessions(trace, B).records[1]
+    assert (reported.session_id, reported.session_source, reported.parent_id) == ("s", "inferred", "a")
 
 
 def test_explicit_links_are_preserved() -> None:
     known = request("b", 20, 30, [9], session="s")
     known.parent_id, known.turn, known.think_ms = RequestId("elsewhere"), 7, 3.0
-    told = infer_sessions([request("a", 0, 10, [1], session="s"), known], B).records[1]
-    assert (told.parent_id, told.turn, told.think_ms) == ("elsewhere", 7, 3.0)
+    reported = infer_sessions([request("a", 0, 10, [1], session="s"), known], B).records[1]
+    assert (reported.parent_id, reported.turn, reported.think_ms) == ("elsewhere", 7, 3.0)
 
 
 def test_without_hashes_no_session_is_inferred() -> None:
@@ -187,34 +187,34 @@ def oracle_parent(child: Record, evidence: list[Record]) -> str | None:
     if child.session_id is not None:
         same = [r for r in evidence if r.session_id == child.session_id and end(r) <= arrival]
         return max(same, key=end).request_id if same else None
-    prompt, _, whole = oracle_chain(child)
+    prompt, _, complete = oracle_chain(child)
     enders = [r for r in evidence if oracle_chain(r)[2] and r.status == "ok"]
     by_output: list[tuple[int, bool, Record]] = []
     by_prompt: list[tuple[int, Record]] = []
     for r in enders:
-        own, chain, _ = oracle_chain(r)
-        if end(r) > arrival or prompt[: len(own)] != own:
+        local, chain, _ = oracle_chain(r)
+        if end(r) > arrival or prompt[: len(local)] != local:
             continue
         common = next(
             (i for i, pair in enumerate(zip(prompt, chain, strict=False)) if pair[0] != pair[1]),
             min(len(prompt), len(chain)),
         )
-        goes_on = len(own) < len(prompt) or (not whole and len(own) == len(prompt))
-        if common > len(own):
+        goes_on = len(local) < len(prompt) or (not complete and len(local) == len(prompt))
+        if common > len(local):
             by_output.append((common, common == len(chain), r))
-        if own and goes_on and not oracle_shared(own, enders, evidence):
-            by_prompt.append((len(own), r))
-    best = [max(by_output, key=lambda one: (one[0], one[1], end(one[2])))[::2]] if by_output else []
-    best += [max(by_prompt, key=lambda one: (one[0], end(one[1])))] if by_prompt else []
-    return max(best, key=lambda one: (one[0], end(one[1])))[1].request_id if best else None
+        if local and goes_on and not oracle_shared(local, enders, evidence):
+            by_prompt.append((len(local), r))
+    best = [max(by_output, key=lambda item: (item[0], item[1], end(item[2])))[::2]] if by_output else []
+    best += [max(by_prompt, key=lambda item: (item[0], end(item[1])))] if by_prompt else []
+    return max(best, key=lambda item: (item[0], end(item[1])))[1].request_id if best else None
 
 
 def oracle_shared(prompt: list[BlockHash], enders: list[Record], evidence: list[Record]) -> bool:
     first_end = min(end(r) for r in enders if oracle_chain(r)[0] == prompt)
     following = set()
     for r in evidence:
-        other, _, whole = oracle_chain(r)
-        goes_on = len(other) > len(prompt) or (not whole and len(other) == len(prompt))
+        other, _, complete = oracle_chain(r)
+        goes_on = len(other) > len(prompt) or (not complete and len(other) == len(prompt))
         if other[: len(prompt)] == prompt and goes_on:
             if (r.arrival_ms or 0.0) < first_end:
                 return True
@@ -225,8 +225,8 @@ def oracle_shared(prompt: list[BlockHash], enders: list[Record], evidence: list[
 def oracle_chain(record: Record) -> tuple[list[BlockHash], list[BlockHash], bool]:
     hashes = list(record.block_hashes or [])
     true = hashes if record.hashable_blocks is None else hashes[: record.hashable_blocks]
-    whole = len(true) == len(hashes)
-    return true, true + (list(record.output_block_hashes or []) if whole else []), whole
+    complete = len(true) == len(hashes)
+    return true, true + (list(record.output_block_hashes or []) if complete else []), complete
 
 
 def end(record: Record) -> float:
@@ -236,27 +236,27 @@ def end(record: Record) -> float:
 @settings(max_examples=120, deadline=None)
 @given(traces())
 def test_offline_links_equal_the_oracle(trace: list[Record]) -> None:
-    told = infer_sessions(trace, B).records
-    assert [r.parent_id for r in told] == [oracle_parent(r, trace) for r in trace]
+    reported = infer_sessions(trace, B).records
+    assert [r.parent_id for r in reported] == [oracle_parent(r, trace) for r in trace]
 
 
 @settings(max_examples=120, deadline=None)
 @given(traces())
 def test_online_links_equal_the_oracle(trace: list[Record]) -> None:
     index = SessionIndex(B)
-    told = [index.link(record) for record in trace]
-    assert [r.parent_id for r in told] == [oracle_parent(r, trace[: i + 1]) for i, r in enumerate(trace)]
+    reported = [index.link(record) for record in trace]
+    assert [r.parent_id for r in reported] == [oracle_parent(r, trace[: i + 1]) for i, r in enumerate(trace)]
 
 
 @settings(max_examples=100, deadline=None)
 @given(traces())
 def test_turns_increase_from_parents_that_ended_before(trace: list[Record]) -> None:
-    told = {record.request_id: record for record in infer_sessions(trace, B).records}
-    for record in told.values():
+    reported = {record.request_id: record for record in infer_sessions(trace, B).records}
+    for record in reported.values():
         if record.parent_id is None:
             assert (record.turn, record.think_ms) == (1, None)
             continue
-        parent = told[record.parent_id]
+        parent = reported[record.parent_id]
         assert record.turn == (parent.turn or 0) + 1
         assert record.session_id == parent.session_id
         assert record.think_ms == pytest.approx((record.arrival_ms or 0.0) - end(parent))

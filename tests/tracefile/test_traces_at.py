@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Path:
 def test_segments_are_joined_and_split_by_time(store: Path) -> None:
     paths = [str(store / "host-1" / f"tap-00000{number}.jsonl") for number in (2, 3)]
     assert main(["convert", *paths, str(store / "cut.jsonl"), "--from", "1h", "--until", "25h"]) == 0
-    assert [found.request_id for found in load_trace(store / "cut.jsonl")[1]] == ["day-2"]
+    assert [result.request_id for result in load_trace(store / "cut.jsonl")[1]] == ["day-2"]
 
 
 def test_segments_without_their_manifest_are_one_trace(store: Path) -> None:

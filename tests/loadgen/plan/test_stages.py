@@ -163,13 +163,13 @@ def spells(plan_runner: ModuleType, config: LoadConfig, failing: frozenset[int] 
         return plan_runner.Outcome(took_ms, "error" if names[request.request_id] in failing else "ok")
 
     played = plan_runner.play(load.plan(), outcome)
-    found: Spells = {}
+    result: Spells = {}
     for request_id, started_ms in played.started_ms.items():
         index, ended_ms = names[request_id], played.ended_ms[request_id]
-        before = found.get(index, (started_ms, ended_ms))
-        found[index] = min(before[0], started_ms), max(before[1], ended_ms)
-    assert found.keys() == {session.index for session in sessions}
-    return found
+        before = result.get(index, (started_ms, ended_ms))
+        result[index] = min(before[0], started_ms), max(before[1], ended_ms)
+    assert result.keys() == {session.index for session in sessions}
+    return result
 
 
 @pytest.mark.parametrize("failing", [frozenset(), frozenset({2, 5, 9, 30})])

@@ -46,16 +46,16 @@ def summary_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[RunOutcome], Summar
     counters = (PrefixCounters(queries=0, hits=0), PrefixCounters(queries=300, hits=150))
     before, after = (EngineFacts(Engine(), counters=counted) for counted in counters)
     settings = RunSettings(url="http://x", trace=Path("t.jsonl"))
-    told: dict[str, Any] = {"pattern": "poisson", "facts": (before, after), "notes": ["mind the gap"]}
-    return lambda run: end_run(run, settings, **told).summary
+    reported: dict[str, Any] = {"pattern": "poisson", "facts": (before, after), "notes": ["mind the gap"]}
+    return lambda run: end_run(run, settings, **reported).summary
 
 
 def test_json_summary_is_complete(summary_of: Callable[[RunOutcome], Summary]) -> None:
-    told = msgspec.json.decode(msgspec.json.encode(summary_of(driven())))
-    assert set(told) == set(Summary.__struct_fields__)
-    assert told["findings"] == {"seen": 2}
-    assert told["client_cpu"] == 1.45
-    assert [(use["process"], use["cpu"]) for use in told["processes"]] == [
+    reported = msgspec.json.decode(msgspec.json.encode(summary_of(driven())))
+    assert set(reported) == set(Summary.__struct_fields__)
+    assert reported["findings"] == {"seen": 2}
+    assert reported["client_cpu"] == 1.45
+    assert [(use["process"], use["cpu"]) for use in reported["processes"]] == [
         ("worker 0", 0.95),
         ("worker 1", 0.5),
     ]

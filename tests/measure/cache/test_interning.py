@@ -15,7 +15,7 @@ hashes = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 20), max_size=40)
 def test_hashes_are_numbered_by_first_use(batches: list[list[int]]) -> None:
     interner, numbers = Interner(), dict[int, int]()
     for batch in batches:
-        expected = [numbers.setdefault(one, len(numbers)) for one in batch]
+        expected = [numbers.setdefault(item, len(numbers)) for item in batch]
         assert interner.number(np.array(batch, np.uint64)).tolist() == expected
     assert interner.distinct == len(numbers)
     assert interner.hashes.tolist() == list(numbers)
@@ -26,7 +26,7 @@ def test_packed_chains_come_back(parts: list[list[list[int]]], data: st.DataObje
     packed = join_chains(
         [
             pack_chains(
-                np.array([one for chain in part for one in chain], np.int32),
+                np.array([item for chain in part for item in chain], np.int32),
                 np.array([len(chain) for chain in part], np.int64),
             )
             for part in parts
@@ -37,4 +37,4 @@ def test_packed_chains_come_back(parts: list[list[list[int]]], data: st.DataObje
     order = np.array(which, np.int64)
     runs = chain_indices((np.cumsum(packed.runs) - packed.runs)[order], packed.runs[order])
     blocks = chain_indices(packed.firsts[runs].astype(np.int64), packed.lengths[runs].astype(np.int64))
-    assert blocks.tolist() == [one for position in which for one in chains[position]]
+    assert blocks.tolist() == [item for position in which for item in chains[position]]

@@ -37,12 +37,12 @@ def healthy(count: int = 60) -> list[Record]:
 
 def checked(records: Sequence[Record], **meta: Any) -> dict[str, HealthCheck]:
     run = run_of(records, block_size=16, **meta)
-    return {one.name: one for one in check_health(run, measure_client(run), count_hits(run))}
+    return {item.name: item for item in check_health(run, measure_client(run), count_hits(run))}
 
 
 def test_a_healthy_run() -> None:
     result = checked(healthy())
-    assert {name: one.verdict for name, one in result.items()} == dict.fromkeys(result, "ok")
+    assert {name: item.verdict for name, item in result.items()} == dict.fromkeys(result, "ok")
     assert result["hit accounting"].figure == ("reported 65.6 % of prompt tokens, unlimited cache 65.6 % (100 % of it)")
     assert health_lines(list(result.values())) == ["health: 7 checks ok, 0 warnings, 0 without data in the trace"]
 
@@ -79,4 +79,4 @@ def test_a_run_that_fails_a_check(
 
 def test_tap_trace_has_no_send_lag() -> None:
     result = checked(healthy(), source="tap")
-    assert [name for name, one in result.items() if one.verdict == "unknown"] == ["lag"]
+    assert [name for name, item in result.items() if item.verdict == "unknown"] == ["lag"]

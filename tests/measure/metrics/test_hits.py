@@ -49,7 +49,7 @@ def test_metrics_per_upstream() -> None:
         sent("e", "http://one", None, status="error"),
     ]
     result = measure_upstreams(run_of(records))
-    assert {name: (one.requests, one.completed, one.hits.rate) for name, one in result.items()} == {
+    assert {name: (item.requests, item.completed, item.hits.rate) for name, item in result.items()} == {
         "http://one": (2, 1, 0.0),
         "http://two": (2, 2, 0.25),
     }

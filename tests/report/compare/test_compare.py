@@ -60,9 +60,9 @@ def test_uniform_slowdown_error_is_exact(tmp_path: Path, make_trace: MakeTrace) 
     ttft = pair["cohorts"]["turns2+"]["ttft"]
     for level in ("p50", "p90", "p95", "p99"):
         # Both sides are drawn together, so a constant factor has an interval of no width; above p50 too few waits are.
-        found = ttft[level]
-        assert found["error"] == pytest.approx(0.25)
-        ends = [found["low"], found["high"]]
+        results = ttft[level]
+        assert results["error"] == pytest.approx(0.25)
+        ends = [results["low"], results["high"]]
         assert ends == (pytest.approx([0.25, 0.25]) if level == "p50" else [None, None])
     assert ttft["median_abs_error"] == pytest.approx(0.25)
     assert ttft["bias"] == pytest.approx(0.25)
@@ -128,7 +128,7 @@ def test_references_contrasts_and_repeats(tmp_path: Path, make_trace: MakeTrace)
 def test_equivalence_needs_an_interval_inside_a_margin(
     make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def judged(again: float, third: float, replayed: float) -> int:
+    def evaluated(again: float, third: float, replayed: float) -> int:
         traces = {"captured": 1.0, "again": again, "third": third, "replayed": replayed}
         of = f"{again}-{third}"
         labels = [f"{name}={make_trace(name + of, slower=slower)}" for name, slower in traces.items()]
@@ -136,16 +136,16 @@ def test_equivalence_needs_an_interval_inside_a_margin(
         return main(["compare", *labels, "--repeat", "again", "--repeat", "third", *gate])
 
     # A deviation of 1 % over three captures: 2.92 · 0.01 · √(1 + 1/3) = 3.4 %.
-    assert judged(1.01, 0.99, 1.005) == 0
-    said = capsys.readouterr().out
-    assert "TTFT of replayed against the mean of 3 captures: error, its interval, A/A" in said
-    assert "A/A 2.0 %" in said
+    assert evaluated(1.01, 0.99, 1.005) == 0
+    message = capsys.readouterr().out
+    assert "TTFT of replayed against the mean of 3 captures: error, its interval, A/A" in message
+    assert "A/A 2.0 %" in message
     # Without repeats, and without sessions resampled, there is no interval to be inside.
     lone = ["--bootstrap", "0", "--gate", "slow.ttft.p50.equivalence<=10%"]
     assert main(["compare", f"lone={make_trace('lone')}", f"slow={make_trace('slow')}", *lone]) == 1
     assert "no interval; capture the load again" in " ".join(capsys.readouterr().out.split())
     # The same error, and captures that are 20 % apart: it is inside A/A, and shows nothing.
-    assert judged(1.1, 0.9, 1.005) == 1
+    assert evaluated(1.1, 0.9, 1.005) == 1
 
 
 def spaced(
@@ -166,7 +166,7 @@ def spaced(
 
 
 @pytest.mark.parametrize(
-    ("times", "meta", "apart_ms", "said"),
+    ("times", "meta", "apart_ms", "message"),
     [
         (1.25, {}, 1_000, "TTFT of all requests is 25.0 % higher at the median (90 % interval +25 % to +25 %)"),
         (0.97, {"source": "sim"}, 1_000, "is 3.0 % too low at the median (90 % interval −3.0 % to −3.0 %)"),
@@ -181,7 +181,7 @@ def spaced(
     ],
 )
 def test_verdict_has_its_interval(
-    tmp_path: Path, times: float, meta: dict[str, Any], apart_ms: float, said: str
+    tmp_path: Path, times: float, meta: dict[str, Any], apart_ms: float, message: str
 ) -> None:
     traces = [
         spaced("t", tmp_path, 1.0, apart_ms=apart_ms, engine=Engine()),
@@ -189,7 +189,7 @@ def test_verdict_has_its_interval(
     ]
     (sentence,) = compared(*traces)["headline"]
     assert sentence.startswith("o against t: ")
-    assert said in sentence
+    assert message in sentence
 
 
 def test_sessions_are_counted_and_so_are_the_units_of_the_intervals(tmp_path: Path) -> None:
@@ -198,15 +198,17 @@ def test_sessions_are_counted_and_so_are_the_units_of_the_intervals(tmp_path: Pa
         (tmp_path / "lone").mkdir(exist_ok=True)
         spaced(name, tmp_path / "lone", 1.25, apart_ms=1)
         meta, records = load_trace(tmp_path / "lone" / f"{name}.jsonl")
-        named = [msgspec.structs.replace(one, session_id=f"s{at // 3}") for at, one in enumerate(records)]
+        named = [msgspec.structs.replace(item, session_id=f"s{at // 3}") for at, item in enumerate(records)]
         write(tmp_path / f"{name}.jsonl", named, meta)
     traces = {name: tmp_path / f"{name}.jsonl" for name in ("t", "o")}
-    found = compare(CompareConfig(traces, bootstrap=20))
-    everything = found.result.traces["t"].cohorts["all"]
+    results = compare(CompareConfig(traces, bootstrap=20))
+    everything = results.result.traces["t"].cohorts["all"]
     assert (everything.sessions, everything.ttft.units) == (20, 1)
-    assert '<td class="num">60</td>' in render_page(comparison_page(found))
+    assert '<td class="num">60</td>' in render_page(comparison_page(results))
     # A tile has its label, both sides and their unit.
-    assert comparison_cards(found.result)[1] == Card("Error of TTFT p50, all requests", "0.0 %", "o 37.5 ms, t 37.5 ms")
+    assert comparison_cards(results.result)[1] == Card(
+        "Error of TTFT p50, all requests", "0.0 %", "o 37.5 ms, t 37.5 ms"
+    )
 
 
 def test_verdict_uses_the_difference_between_repeats(tmp_path: Path) -> None:
@@ -261,7 +263,7 @@ def test_fitted_trace_is_no_gate(make_trace: MakeTrace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["a=missing.jsonl"], "missing.jsonl"),
         (["missing.jsonl"], "expected LABEL=TRACE"),
@@ -276,8 +278,8 @@ def test_fitted_trace_is_no_gate(make_trace: MakeTrace) -> None:
         (["a=x.jsonl", "b=y.jsonl", "--gate", "b.all.ttft.p51.error<=1"], "no quantile p51 of ttft"),
     ],
 )
-def test_bad_input_is_one_line(argv: list[str], said: str) -> None:
-    with pytest.raises(InputError, match=re.escape(said)) as caught:
+def test_bad_input_is_one_line(argv: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
         main(["compare", *argv])
     assert "\n" not in str(caught.value)
 
@@ -295,16 +297,16 @@ def test_error_with_large_noise_is_too_uncertain(tmp_path: Path, capsys: pytest.
     """The same TTFTs in the opposite order: the medians are equal, and resampled requests move them apart."""
     traces = [spaced("t", tmp_path, 1.0), spaced("o", tmp_path, 1.0, falling=True), spaced("far", tmp_path, 3.0)]
 
-    def judged(*gates: str) -> int:
+    def evaluated(*gates: str) -> int:
         return main(["compare", *traces, "--bootstrap", "200", *(word for gate in gates for word in ("--gate", gate))])
 
-    assert judged("o.ttft.p50.error<=5%") == 3
-    said = " ".join(capsys.readouterr().out.split())
-    assert "gate too uncertain to say: o.ttft.p50.error<=5% (0 %, noise" in said
+    assert evaluated("o.ttft.p50.error<=5%") == 3
+    message = " ".join(capsys.readouterr().out.split())
+    assert "gate too uncertain to say: o.ttft.p50.error<=5% (0 %, noise" in message
     # A limit that is wider than the noise is kept; an error beyond it is one; a failed gate counts more.
-    assert judged("o.ttft.p50.error<=200%") == 0
-    assert judged("far.ttft.p50.error<=5%") == 1
-    assert judged("o.ttft.p50.error<=5%", "o.ttft.p50<=1ms") == 1
+    assert evaluated("o.ttft.p50.error<=200%") == 0
+    assert evaluated("far.ttft.p50.error<=5%") == 1
+    assert evaluated("o.ttft.p50.error<=5%", "o.ttft.p50<=1ms") == 1
 
 
 def test_json_output_is_reproducible(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:

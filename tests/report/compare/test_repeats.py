@@ -14,16 +14,16 @@ def error_of(signed: float | None, low: float | None = None, high: float | None 
 def test_three_captures_give_the_error_an_interval_and_a_margin() -> None:
     # Captures of 100, 110 and 90 ms, a forecast of 103. Logs 0, 0.0953 and −0.1054: mean −0.00335, deviation 0.1004.
     # Student's t at 95 % with 2 degrees of freedom is 2.920; 2.920 · 0.1004 / √3 = 0.1692.
-    found = with_repeats(error_of(0.03), [error_of(0.10), error_of(-0.10)], is_trace=False)
-    assert found.repeat_error == pytest.approx(103 / (100 * 110 * 90) ** (1 / 3) - 1)
-    assert [found.repeat_low, found.repeat_high] == pytest.approx([-0.1274, 0.2240], abs=1e-4)
-    assert found.captures == 3
-    assert found.repeat_spread == pytest.approx(110 / 90 - 1)
-    assert found.equivalence == found.repeat_high
+    result = with_repeats(error_of(0.03), [error_of(0.10), error_of(-0.10)], is_trace=False)
+    assert result.repeat_error == pytest.approx(103 / (100 * 110 * 90) ** (1 / 3) - 1)
+    assert [result.repeat_low, result.repeat_high] == pytest.approx([-0.1274, 0.2240], abs=1e-4)
+    assert result.captures == 3
+    assert result.repeat_spread == pytest.approx(110 / 90 - 1)
+    assert result.equivalence == result.repeat_high
     # One replay of 103 ms varies as a capture does: 0.1692 · √(1/3 + 1) / √(1/3) = 0.3384.
     replayed = with_repeats(error_of(0.03), [error_of(0.10), error_of(-0.10)], is_trace=True)
     assert [replayed.repeat_low, replayed.repeat_high] == pytest.approx([-0.2633, 0.4497], abs=1e-4)
-    assert mean_of_captures(100.0, found) == pytest.approx((100 * 110 * 90) ** (1 / 3))
+    assert mean_of_captures(100.0, result) == pytest.approx((100 * 110 * 90) ** (1 / 3))
 
 
 def test_larger_aa_difference_excuses_no_error() -> None:
@@ -38,8 +38,8 @@ def test_larger_aa_difference_excuses_no_error() -> None:
 
 
 def test_without_repeats_the_interval_is_over_sessions() -> None:
-    found = with_repeats(error_of(0.02, low=-0.08, high=0.05), [], is_trace=False)
-    assert (found.equivalence, found.repeat_error, found.captures) == (0.08, None, 1)
+    result = with_repeats(error_of(0.02, low=-0.08, high=0.05), [], is_trace=False)
+    assert (result.equivalence, result.repeat_error, result.captures) == (0.08, None, 1)
     assert with_repeats(error_of(0.02), [], is_trace=False).equivalence is None
     # A quantile that a repeat does not reach is not among the captures; one that the forecast does not, has no error.
     unreached = with_repeats(error_of(0.02, low=-0.08, high=0.05), [error_of(None), None], is_trace=False)

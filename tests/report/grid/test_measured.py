@@ -25,14 +25,14 @@ def sweep_of(*arguments: object) -> Any:
 
 
 def middles(point: dict[str, Any], of: str = "value") -> dict[str, float]:
-    return {name: one[of]["middle"] for name, one in point["measures"].items() if one[of] is not None}
+    return {name: item[of]["middle"] for name, item in point["measures"].items() if item[of] is not None}
 
 
 def test_points_have_the_metrics_of_their_runs(make_sweep: MakeSweep) -> None:
-    found = sweep_of(make_sweep({"A": A, "B": B}), "--gpus", 2)
-    assert found["axes"] == ["label", "concurrency"]
-    first, second, *others = found["points"]
-    assert [point["name"] for point in found["points"]] == [
+    result = sweep_of(make_sweep({"A": A, "B": B}), "--gpus", 2)
+    assert result["axes"] == ["label", "concurrency"]
+    first, second, *rest = result["points"]
+    assert [point["name"] for point in result["points"]] == [
         f"{label} at concurrency {load}" for label in "AB" for load in (8, 16)
     ]
     assert middles(first) == pytest.approx(
@@ -51,7 +51,7 @@ def test_points_have_the_metrics_of_their_runs(make_sweep: MakeSweep) -> None:
         }
     )
     assert middles(first, "ratio") == middles(second, "ratio") == {}
-    assert middles(others[0], "ratio") == pytest.approx(
+    assert middles(rest[0], "ratio") == pytest.approx(
         {"output_tokens_per_s": 1.5, "ttft.all.p50": 1.0, "ttft.all.p90": 1.0, "interactivity": 2.0}
     )
 
@@ -70,14 +70,14 @@ COORDINATES = st.integers(0, 6).map(float) | st.floats(-1e6, 1e6)
 def test_pareto_set_equals_its_definition(points: list[XY]) -> None:
     """No other point is at least as large in both coordinates and larger in one."""
     assert pareto_set(points) == [
-        not any(x >= one[0] and y >= one[1] and (x > one[0] or y > one[1]) for x, y in points) for one in points
+        not any(x >= item[0] and y >= item[1] and (x > item[0] or y > item[1]) for x, y in points) for item in points
     ]
 
 
 def test_repeats_have_the_t_interval_of_their_ratios(make_sweep: MakeSweep) -> None:
-    found = ratio_of([12.0, 30.0], [10.0, 20.0])  # √1.8 times e^±(6.3138 · ln 1.25 / 2)
-    assert found is not None
-    assert (found.middle, found.low, found.high) == pytest.approx((1.2, 0.66326, 2.71385), rel=1e-4)
+    result = ratio_of([12.0, 30.0], [10.0, 20.0])  # √1.8 times e^±(6.3138 · ln 1.25 / 2)
+    assert result is not None
+    assert (result.middle, result.low, result.high) == pytest.approx((1.2, 0.66326, 2.71385), rel=1e-4)
     alone = ratio_of([12.0, 15.0], [6.0])
     assert alone is not None
     assert (alone.middle, alone.low) == (2.0, None)
@@ -125,14 +125,14 @@ def test_label_without_a_passing_load_is_exit_code_1(make_sweep: MakeSweep, caps
 
 def test_several_engines_and_workloads_are_separate(make_sweep: MakeSweep) -> None:
     other = Pace(meta={"engine": Engine(name="vllm", version="0.33.0")})
-    found = sweep_of(make_sweep({"A": {8: [Pace(), other]}}))
-    assert found["notes"] == ["A: runs of several engines, vllm 0.32.0 and vllm 0.33.0: a label is one configuration"]
+    result = sweep_of(make_sweep({"A": {8: [Pace(), other]}}))
+    assert result["notes"] == ["A: runs of several engines, vllm 0.32.0 and vllm 0.33.0: a label is one configuration"]
     chat = {f"chat/{label}": loads for label, loads in (("A", A), ("B", B))}
     code = {f"code/{label}": {8.0: [Pace(prompt_tokens=960)]} for label in "AB"}
     folders = [make_sweep(chat, "chat"), make_sweep(code, "code", of="rate")]
-    found = sweep_of(*folders)  # limits beside rates: the points differ by requests in flight
-    assert found["axes"] == ["label", "in flight"]
-    assert {point["name"].partition("/")[0] for point in found["points"] if point["marks"]} == {"chat", "code"}
+    result = sweep_of(*folders)  # limits beside rates: the points differ by requests in flight
+    assert result["axes"] == ["label", "in flight"]
+    assert {point["name"].partition("/")[0] for point in result["points"] if point["marks"]} == {"chat", "code"}
 
 
 def test_bad_input_is_one_line(make_sweep: MakeSweep, tmp_path: Path) -> None:

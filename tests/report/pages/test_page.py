@@ -27,8 +27,8 @@ def compared(traces: dict[str, Path]) -> Compared:
     return compare(CompareConfig(traces=traces, bootstrap=20))
 
 
-def rendered(found: Compared) -> str:
-    return render_page(comparison_page(found))
+def rendered(result: Compared) -> str:
+    return render_page(comparison_page(result))
 
 
 class Links(HTMLParser):
@@ -36,15 +36,15 @@ class Links(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.result: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [f"{tag} {value}" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        self.result += [f"{tag} {value}" for name, value in attrs if name in ("src", "href", "srcset", "data")]
 
 
 def test_figures_are_valid_plotly(make_trace: MakeTrace) -> None:
-    found = compared({"captured": make_trace("a"), "predicted": make_trace("b", source="sim", seed=2)})
-    figures = [*survival_figures(found).values(), gap_figure(found)]
+    result = compared({"captured": make_trace("a"), "predicted": make_trace("b", source="sim", seed=2)})
+    figures = [*survival_figures(result).values(), gap_figure(result)]
     for figure in figures:
         assert figure is not None
         assert len(go.Figure(figure).data) == len(figure["data"]) > 0
@@ -77,9 +77,9 @@ def test_a_log_axis_begins_with_a_label(
     if at is not None:
         assert ticks == at
     for labels in (scale["wide"], scale["narrow"]):
-        said = [label for label in labels if label]
+        message = [label for label in labels if label]
         assert labels[0]
-        assert len(set(said)) == len(said) >= 1
+        assert len(set(message)) == len(message) >= 1
     assert not wide or scale["wide"][: len(wide)] == wide
     assert not phone or scale["narrow"] == phone
 
@@ -108,7 +108,7 @@ def test_page_has_no_links_and_escapes_labels(make_trace: MakeTrace) -> None:
     page = rendered(compared({"a</script><b>": make_trace("a"), "b": make_trace("b", seed=1)}))
     links = Links()
     links.feed(page)
-    assert links.found == []
+    assert links.result == []
     assert "a</script><b>" not in page
     assert "default-src 'none'" in page
 

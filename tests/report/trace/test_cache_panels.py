@@ -23,8 +23,8 @@ def test_curve_has_knee_engine_size_and_reported_rate() -> None:
         asked(name, at_ms, blocks, name[0], cached_tokens=cached)
         for name, at_ms, blocks, cached in (("a1", 0.0, [1, 2], 0), ("b1", 10.0, [3], 0), ("a2", 20.0, [1, 2], 16))
     ]
-    found = measured(records, block_size=16, engine=Engine(num_gpu_blocks=3))
-    panel = size_panel(found)
+    result = measured(records, block_size=16, engine=Engine(num_gpu_blocks=3))
+    panel = size_panel(result)
     assert panel.figure is not None
     curve, knee, engine, reported = panel.figure["data"]
     # 83 prompt tokens: a block hits from two blocks of cache on, both from three on.
@@ -54,6 +54,6 @@ def test_curve_has_knee_engine_size_and_reported_rate() -> None:
     ],
 )
 def test_missing_fields_are_listed(records: list[Record], size: str) -> None:
-    found = measured(records, block_size=16)
-    panel = size_panel(found)
+    result = measured(records, block_size=16)
+    panel = size_panel(result)
     assert (panel.missing, panel.figure) == (size, None)

@@ -54,7 +54,7 @@ def complete(number: int) -> dict[str, Any]:
 
 
 MISSING = ("without_hashes", "without_usage", "without_cached_tokens", "without_token_times")
-WHOLE: dict[str, Any] = {"stream": False, "ttft_ms": None, "itl_ms": [], "itl_tokens": []}
+COMPLETE: dict[str, Any] = {"stream": False, "ttft_ms": None, "itl_ms": [], "itl_tokens": []}
 Kind = tuple[frozenset[str], bool]
 """Fields that a kind of requests lacks; true: its responses are not streamed."""
 kinds: st.SearchStrategy[Kind] = st.tuples(
@@ -63,8 +63,10 @@ kinds: st.SearchStrategy[Kind] = st.tuples(
 
 
 def lacking(number: int, kind: Kind) -> Record:
-    fields, whole = kind
-    known = {name: value for name, value in (complete(number) | (WHOLE if whole else {})).items() if name not in fields}
+    fields, total = kind
+    known = {
+        name: value for name, value in (complete(number) | (COMPLETE if total else {})).items() if name not in fields
+    }
     return Record(request_id=RequestId(f"r{number}"), **known)
 
 
@@ -82,11 +84,11 @@ def test_trace_without_optional_fields(
     with TraceWriter(path, Meta(**{name: value for name, value in META.items() if name not in unknown})) as writer:
         for number, kind in enumerate(kind_of):
             writer.write(lacking(number, each[kind]))
-    found = json_of(main, ["show", str(path), "--html", str(page)])
-    assert found["requests"]["n"] == len(kind_of)
+    result = json_of(main, ["show", str(path), "--html", str(page)])
+    assert result["requests"]["n"] == len(kind_of)
     page_figures(page.read_text())
     info = json_of(tracefile_main, ["info", str(path)])
-    assert {name: info[name] for name in MISSING} == {name: found["requests"][name] for name in MISSING}
+    assert {name: info[name] for name in MISSING} == {name: result["requests"][name] for name in MISSING}
 
 
 @pytest.fixture
@@ -95,10 +97,10 @@ def partly_known(tmp_path: Path) -> Path:
     path = tmp_path / "run.jsonl"
     with TraceWriter(path, Meta(**META)) as writer:
         for number in range(72):
-            whole = number % 18 < 5
-            usage = set[str]() if whole else {"cached_tokens", "prompt_tokens", "output_tokens"}
+            total = number % 18 < 5
+            usage = set[str]() if total else {"cached_tokens", "prompt_tokens", "output_tokens"}
             hashes = set[str]() if number < 31 else {"block_hashes", "output_block_hashes"}
-            record = lacking(number, (frozenset(usage | hashes), whole))
+            record = lacking(number, (frozenset(usage | hashes), total))
             record.status, record.prompt_tokens = "ok", record.prompt_tokens or BLOCK * (1 + number // 3) + 1
             writer.write(record)
     return path
@@ -117,10 +119,10 @@ def test_partial_counts_have_their_denominator(
         assert f"bad {name} {lacking_ones} of 72 requests have none; see" in shown
     assert of_20.strip("()") in (tmp_path / "page.html").read_text().replace("\u00a0", " ")
     tracefile_main(["info", str(partly_known)])
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    message = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert (
         "requests without block hashes 41 (56.9%), usage 52 (72.2%), cached tokens 52 (72.2%), "
-        "token times (not streamed) 20 (27.8%)" in said
+        "token times (not streamed) 20 (27.8%)" in message
     )
 
 

@@ -29,8 +29,8 @@ def measured(records: list[Record], **meta: Any) -> Measured:
     return Measured(run, measure_run(run))
 
 
-def rendered(found: Measured) -> str:
-    return render_page(trace_page(found))
+def rendered(result: Measured) -> str:
+    return render_page(trace_page(result))
 
 
 def page_of(make_trace: MakeTrace, tmp_path: Path, *flags: str) -> str:
@@ -39,10 +39,10 @@ def page_of(make_trace: MakeTrace, tmp_path: Path, *flags: str) -> str:
     return page.read_text()
 
 
-def said_missing(page: str) -> dict[str, str]:
+def message_missing(page: str) -> dict[str, str]:
     """Sentences in place of figures, by title."""
-    found = re.findall(r'<h3>([^<]+)</h3>\s*<p class="missing">Not drawn: ([^<]+)</p>', page)
-    return {title: sentence.replace("&#39;", "'") for title, sentence in found}
+    result = re.findall(r'<h3>([^<]+)</h3>\s*<p class="missing">Not drawn: ([^<]+)</p>', page)
+    return {title: sentence.replace("&#39;", "'") for title, sentence in result}
 
 
 def test_the_page_of_a_trace(make_trace: MakeTrace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +75,7 @@ def test_single_request_without_optional_fields() -> None:
     page = rendered(measured([request("alone", 5.0)]))
     assert page_figures(page) == {}
     assert "<h1>The trace has no data on the prefix cache.</h1>" in page
-    assert said_missing(page) == {
+    assert message_missing(page) == {
         "Hit rate by cache size": "The trace has no block hashes: record it with tap --tokenizer.",
         "TTFT by turn": "The trace has no time of a first token.",
         "Requests in flight": "The trace has no request with an arrival and an end.",
@@ -91,19 +91,19 @@ def test_requests_without_sessions_or_reported_hits() -> None:
     figures = page_figures(page)
     assert set(figures) == {"waits", "in-flight", "output-rate", "prompt-rate"}
     assert len(figures["prompt-rate"]["data"]) == 1
-    assert said_missing(page)["Sessions over time"] == "The trace names no sessions: each request is alone."
+    assert message_missing(page)["Sessions over time"] == "The trace names no sessions: each request is alone."
 
 
 def many(sessions: int, turns: int) -> list[Record]:
     """Sessions of requests one after another, two sessions at a time, then a rest."""
-    found = []
+    result = []
     for session in range(sessions):
         for turn in range(turns):
             at_ms = 1000.0 * (session // 2) + 10.0 * turn + session % 2
             known = {"prompt_tokens": 64, "cached_tokens": 48 * (turn > 0), "ttft_ms": 2.0 + turn, "e2e_ms": 9.0}
             name = SessionId(f"s{session}")
-            found.append(request(f"{session}-{turn}", at_ms, session_id=name, turn=turn + 1, **known))
-    return found
+            result.append(request(f"{session}-{turn}", at_ms, session_id=name, turn=turn + 1, **known))
+    return result
 
 
 def test_long_trace_is_thinned_evenly() -> None:
@@ -130,13 +130,13 @@ def test_the_page_of_a_long_trace_is_small() -> None:
 
 
 def test_short_sessions_start_at_their_times() -> None:
-    short, whole = session_panel(measured(many(200, 2))), session_panel(measured(many(6, 50)))
+    short, complete = session_panel(measured(many(200, 2))), session_panel(measured(many(6, 50)))
     assert short.figure is not None
-    assert whole.figure is not None
-    titles = [figure["layout"]["xaxis"]["title"]["text"] for figure in (short.figure, whole.figure)]
+    assert complete.figure is not None
+    titles = [figure["layout"]["xaxis"]["title"]["text"] for figure in (short.figure, complete.figure)]
     assert titles == ["time since the session's first arrival (s)", "time since the first arrival (s)"]
     assert {at for bar in short.figure["data"] for at in bar["base"]} == {0.0, 0.01}
-    assert {at for bar in whole.figure["data"] for at in bar["base"][:1]} == {0.0, 0.01}
+    assert {at for bar in complete.figure["data"] for at in bar["base"][:1]} == {0.0, 0.01}
 
 
 def test_a_notebook_has_the_same_figures() -> None:

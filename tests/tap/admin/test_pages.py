@@ -134,7 +134,7 @@ def test_metric_values(families: dict[str, Metric]) -> None:
         ("kvtape_tap_dropped_total", "trace_unwritable"): 2,
     }
     requests = families["kvtape_tap_requests"].samples
-    assert [(one.labels["status"], one.labels["http_status"], one.value) for one in requests] == [
+    assert [(item.labels["status"], item.labels["http_status"], item.value) for item in requests] == [
         ("ok", "200", 780),
         ("client_abort", "200", 15),
         ("error", "429", 5),

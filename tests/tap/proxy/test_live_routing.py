@@ -27,12 +27,12 @@ def prompt(text: str) -> bytes:
 
 
 def served(upstreams: Sequence[Any]) -> list[int]:
-    return [len(one.requests) for one in upstreams]
+    return [len(item.requests) for item in upstreams]
 
 
 def idle(tap: Any) -> bool:
     board = tap.relays.upstreams.board
-    return all(board.totals(one.slot) == [0, 0, 0] for one in tap.relays.upstreams.all)
+    return all(board.totals(item.slot) == [0, 0, 0] for item in tap.relays.upstreams.all)
 
 
 @pytest.mark.parametrize("policy", ["prefix", "cost"])
@@ -46,12 +46,12 @@ def test_shared_prefixes_go_to_the_same_upstream_unchanged(lab: Any, policy: str
         ):
             for body in bodies:
                 assert (await tap.post("/v1/chat/completions", body)).status == 200
-            for one in started:
-                names = Counter(request.body[60:61] for request in one.requests)
+            for item in started:
+                names = Counter(request.body[60:61] for request in item.requests)
                 assert set(names.values()) == {3}, "a prompt's turns stay together"
-            assert sorted(request.body for one in started for request in one.requests) == sorted(bodies)
+            assert sorted(request.body for item in started for request in item.requests) == sorted(bodies)
             assert idle(tap)
-            assert sum(one.hit_blocks for one in tap.relays.upstreams.all) > 0
+            assert sum(item.hit_blocks for item in tap.relays.upstreams.all) > 0
 
     asyncio.run(scenario())
     assert len(lab.records) == len(bodies)
@@ -63,7 +63,7 @@ async def slow_post(tap: Any, start: bytes, remainder: bytes, upstreams: Sequenc
     reader, writer = await tap.connect()
     writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\n" + framing + b"\r\n" + start)
     async with asyncio.timeout(30):
-        while not any(one.connections for one in upstreams):  # noqa: ASYNC110
+        while not any(item.connections for item in upstreams):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     writer.write(remainder)
     raw: bytes = await reader.read()
@@ -82,9 +82,9 @@ def test_slow_upload_is_routed_by_the_bytes_received(lab: Any) -> None:
             length = b"Content-Length: %d\r\n" % len(body)
             raw = await slow_post(tap, body[:2000], body[2000:], started, length)
             assert raw.startswith(b"HTTP/1.1 200")
-            [request] = [request for one in started for request in one.requests]
+            [request] = [request for item in started for request in item.requests]
             assert request.body == body
-            assert sum(one.prompt_blocks for one in tap.relays.upstreams.all) == 3, (
+            assert sum(item.prompt_blocks for item in tap.relays.upstreams.all) == 3, (
                 "pieces of 512 bytes of the first 2000"
             )
             assert idle(tap)
@@ -214,8 +214,8 @@ def test_sessions_with_a_long_shared_prefix_are_sticky() -> None:
     for policy in ("prefix", "cost", "workload"):
         upstreams = Upstreams([entry(0), entry(1)], live_policy(policy))
         first, second = upstreams.all
-        for one in upstreams.all:
-            one.prefix_table.add(keys)
+        for item in upstreams.all:
+            item.prefix_table.add(keys)
         sent = []
         for number in range(2):  # at once, so that they part
             sent.append(upstreams.pick(requested(f"s{number}"), keys))
@@ -229,7 +229,7 @@ def test_sessions_with_a_long_shared_prefix_are_sticky() -> None:
                 again.begin()
                 again.end()
                 assert again.upstream is before.upstream, policy
-        assert sum(one.hit_blocks for one in upstreams.all) <= sum(one.prompt_blocks for one in upstreams.all)
+        assert sum(item.hit_blocks for item in upstreams.all) <= sum(item.prompt_blocks for item in upstreams.all)
         gone = sent[0].upstream
         left = upstreams.pick(requested("s0"), keys, [gone])
         left.begin()
@@ -244,7 +244,7 @@ def test_live_and_simulated_routing_agree(policy: str, requests: list[tuple[int,
     entries = [entry(index) for index in range(count)]
     live = Upstreams(entries, live_policy(policy), key=KEY)
     knowledge = PrefixIndex(count, capacity_blocks=1 << 10) if POLICIES[policy].uses_cache else None
-    simulated = Router([one.url for one in entries], POLICIES[policy].make(), knowledge=knowledge)
+    simulated = Router([item.url for item in entries], POLICIES[policy].make(), knowledge=knowledge)
     for number, (session, reported, length) in enumerate(requests):
         keys = [session * 100 + index + 1 for index in range(length)] if knowledge is not None else []
         name = f"session {session}" if reported else None

@@ -48,6 +48,6 @@ def test_prompts_share_prefix_keys_as_far_as_bytes() -> None:
 
 def test_prefix_keys_depend_on_the_model_only() -> None:
     text = "y" * 3000
-    one = prefix_block_keys([body(text, model="m", temperature=0.1, user="ann")], MOST)
-    assert one[:5] == prefix_block_keys([body(text, model="m", max_completion_tokens=99)], MOST)[:5]
-    assert not set(one) & set(prefix_block_keys([body(text, model="adapter")], MOST))
+    item = prefix_block_keys([body(text, model="m", temperature=0.1, user="ann")], MOST)
+    assert item[:5] == prefix_block_keys([body(text, model="m", max_completion_tokens=99)], MOST)[:5]
+    assert not set(item) & set(prefix_block_keys([body(text, model="adapter")], MOST))

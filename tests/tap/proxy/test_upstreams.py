@@ -31,13 +31,13 @@ async def answer(request: Any) -> None:
 async def upstreams_of(lab: Any, *scripts: Any) -> AsyncIterator[list[Any]]:
     async with contextlib.AsyncExitStack() as stack:
         started = [lab.upstream(script) for script in scripts]
-        for one in started:
-            await stack.enter_async_context(one.serving())
+        for item in started:
+            await stack.enter_async_context(item.serving())
         yield started
 
 
 def origins_of(*upstreams: Any) -> tuple[Origin, ...]:
-    return tuple(Origin("http", "127.0.0.1", one if isinstance(one, int) else one.port) for one in upstreams)
+    return tuple(Origin("http", "127.0.0.1", item if isinstance(item, int) else item.port) for item in upstreams)
 
 
 def entry(number: int, **state: Any) -> UpstreamEntry:
@@ -69,8 +69,8 @@ def test_round_robin_and_upstream_in_records(lab: Any) -> None:
         ):
             for _ in range(6):
                 assert (await tap.post("/v1/completions", COMPLETION)).status == 200
-            assert [len(one.requests) for one in started] == [2, 2, 2]
-            return [str(one) for one in origins_of(*started)]
+            assert [len(item.requests) for item in started] == [2, 2, 2]
+            return [str(item) for item in origins_of(*started)]
 
     names = asyncio.run(scenario())
     assert sorted(record.upstream for record in lab.records) == sorted(names * 2)
@@ -92,7 +92,7 @@ def preferred(upstreams: list[Upstream], session: bytes) -> Upstream:
 def test_removing_an_upstream_moves_only_its_sessions(count: int, data: st.DataObject) -> None:
     everyone = [Upstream(entry(number)) for number in range(count)]
     gone = data.draw(st.sampled_from(everyone))
-    remainder = [one for one in everyone if one is not gone]
+    remainder = [item for item in everyone if item is not gone]
     for session in data.draw(st.lists(st.binary(max_size=20), max_size=30)):
         favourite, moved_to = preferred(everyone, session), preferred(remainder, session)
         assert moved_to is favourite or favourite is gone
@@ -115,7 +115,7 @@ def test_unreachable_upstream_is_skipped(lab: Any, closed_port: int) -> None:
                 assert (await tap.post("/v1/completions", COMPLETION)).status == 200
             assert len(up.requests) == 6
             down = tap.relays.upstreams
-            assert {one.upstream.name for one in (down.pick(head()), down.pick(head()))} == {str(*origins_of(up))}
+            assert {item.upstream.name for item in (down.pick(head()), down.pick(head()))} == {str(*origins_of(up))}
 
     asyncio.run(scenario())
     assert len({record.upstream for record in lab.records}) == 1

@@ -60,12 +60,12 @@ def test_prefix_routing_survives_a_killed_worker(lab: Any) -> None:
 
     async def scenario() -> None:
         async with upstreams_of(lab, answer, answer) as started:
-            flags = [flag for one in started for flag in ("--upstream", f"http://127.0.0.1:{one.port}")]
+            flags = [flag for item in started for flag in ("--upstream", f"http://127.0.0.1:{item.port}")]
 
             async def served(prompt: str) -> int:
-                before = [len(one.requests) for one in started]
+                before = [len(item.requests) for item in started]
                 assert b"200 OK" in await tap.post("/v1/completions", json.loads(prompt))
-                [where] = [index for index, one in enumerate(started) if len(one.requests) > before[index]]
+                [where] = [index for index, item in enumerate(started) if len(item.requests) > before[index]]
                 return where
 
             async with lab.command(0, *flags, "--route", "prefix", "--no-engine-facts") as tap:

@@ -80,8 +80,8 @@ def test_malformed_pipelined_request_is_refused_in_order(rig: Any) -> None:
 
 def test_pipelined_bytes_are_bounded(rig: Any) -> None:
     """Pipelined requests wait: a few in memory, further bytes on the client's side."""
-    one = b"GET /flood HTTP/1.1\r\nHost: t\r\n\r\n"
-    many = one * 2000
+    item = b"GET /flood HTTP/1.1\r\nHost: t\r\n\r\n"
+    many = item * 2000
     go_on = asyncio.Event()
 
     async def upstream(peer: Any) -> None:

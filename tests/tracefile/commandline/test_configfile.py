@@ -69,15 +69,15 @@ def test_config_file_runs_no_code(policy: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("toml", "said"),
+    ("toml", "message"),
     [
         ("[loadgen]\nrat = 1", "[loadgen] rat: no such flag; did you mean rate?"),
         ("[loadgen]\nrate = true", "[loadgen] rate: True; expected a string or a number"),
         ("[tap]\nrate = 1", "expected a table [loadgen] with flags of loadgen"),
     ],
 )
-def test_config_error_has_file_and_key(tmp_path: Path, toml: str, said: str) -> None:
+def test_config_error_has_file_and_key(tmp_path: Path, toml: str, message: str) -> None:
     with pytest.raises(InputError) as refused:
         parsed(tmp_path, toml)
     assert str(refused.value).startswith(f"{tmp_path / 'kvtape.toml'}: ")
-    assert said in str(refused.value)
+    assert message in str(refused.value)

@@ -29,7 +29,7 @@ def raises(error: BaseException) -> Callable[[Sequence[str]], int]:
 
 
 @pytest.mark.parametrize(
-    ("main", "code", "said"),
+    ("main", "code", "message"),
     [
         (lambda argv: 1, 1, ""),
         (raises(InputError("t:1: a\nb; expected c")), 2, "x: error: t:1: a\\nb; expected c\n"),
@@ -43,12 +43,12 @@ def raises(error: BaseException) -> Callable[[Sequence[str]], int]:
     ],
 )
 def test_exit_codes_and_error_lines(
-    main: Callable[[Sequence[str]], int], code: int, said: str, capsys: pytest.CaptureFixture[str]
+    main: Callable[[Sequence[str]], int], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exited:
         run_command("x", main, [])
     assert exited.value.code == code
-    assert capsys.readouterr().err.startswith(said)
+    assert capsys.readouterr().err.startswith(message)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ def shell(command: str) -> tuple[int, str]:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 def test_a_full_disk_behind_stdout_is_one_line(trace: Path) -> None:
-    said = "tracefile: error: output: No space left on device; expected free space and permission\n"
-    assert shell(f"tracefile cat {trace} > /dev/full") == (2, said)
+    message = "tracefile: error: output: No space left on device; expected free space and permission\n"
+    assert shell(f"tracefile cat {trace} > /dev/full") == (2, message)
 
 
 @pytest.mark.parametrize("command", ["info {}", "convert {} -"])
@@ -78,8 +78,8 @@ def test_closed_pipe_is_no_error(command: str, trace: Path) -> None:
 
 def test_stdin_to_stdout_works_for_one_pass(trace: Path) -> None:
     assert shell(f"cat {trace} | tracefile convert - - | grep -q prompt_tokens") == (0, "-: 1 records\n")
-    said = "tracefile: error: /dev/stdin: a pipe; expected a file: this command reads the trace more than once\n"
-    assert shell(f"cat {trace} | tracefile convert - - --anonymize") == (2, said)
+    message = "tracefile: error: /dev/stdin: a pipe; expected a file: this command reads the trace more than once\n"
+    assert shell(f"cat {trace} | tracefile convert - - --anonymize") == (2, message)
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&-", "<&- >&- 2>&-"])

@@ -32,7 +32,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["run", "--wiat", "5s"], "tool run: error: --wiat: no such flag; did you mean --wait?"),
         (["run", "--zzz"], "tool run: error: --zzz: no such flag; see tool run --help"),
@@ -43,13 +43,13 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ([], "tool: error: missing: command; see tool --help"),
     ],
 )
-def test_error_is_one_line(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said in refusal(capsys, *argv)
+def test_error_is_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refusal(capsys, *argv)
 
 
 def test_negative_values_are_not_flags() -> None:
-    found = parser().parse_args(["run", "-oa", "--number", "-3", "--wait=1m", "--", "--odd"])
-    assert (found.output, found.number, found.wait, found.trace) == ("a", -3, 60.0, "--odd")
+    result = parser().parse_args(["run", "-oa", "--number", "-3", "--wait=1m", "--", "--odd"])
+    assert (result.output, result.number, result.wait, result.trace) == ("a", -3, 60.0, "--odd")
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["run", "--version"]])

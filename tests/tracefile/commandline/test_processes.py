@@ -24,8 +24,8 @@ class Square:
 
 @pytest.mark.parametrize("procs", [1, 2])
 def test_every_task_has_its_result(procs: int) -> None:
-    found = dict(results(Square(100), range(9), procs=procs))
-    assert found == {number: number * number for number in range(9)}
+    outcome = dict(results(Square(100), range(9), procs=procs))
+    assert outcome == {number: number * number for number in range(9)}
 
 
 def test_dead_worker_process_is_a_one_line_error() -> None:

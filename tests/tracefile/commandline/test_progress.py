@@ -9,7 +9,7 @@ from tracefile.commandline.progress import counted
 
 
 @pytest.mark.parametrize(
-    ("number", "each_s", "said"),
+    ("number", "each_s", "message"),
     [
         (1, 112.0, ["all 1 in 1:52"]),
         (3, 45.0, ["1 of 3 · 1:30 left", "2 of 3 · 0:45 left", "all 3 in 2:15"]),
@@ -18,10 +18,10 @@ from tracefile.commandline.progress import counted
     ],
 )
 def test_log_has_a_progress_line_every_ten_seconds(
-    number: int, each_s: float, said: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    number: int, each_s: float, message: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now_s = 0.0
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now_s))
     for _ in counted(range(number), "steps rebuilt"):
         now_s += each_s
-    assert capsys.readouterr().err.splitlines() == [f"steps rebuilt: {line}" for line in said]
+    assert capsys.readouterr().err.splitlines() == [f"steps rebuilt: {line}" for line in message]

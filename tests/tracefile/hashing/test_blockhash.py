@@ -61,9 +61,9 @@ def test_chain_equals_its_definition(ids: list[int], block_size: int, algorithm:
 @given(tokens, st.integers(0, 8))
 def test_extend_equals_hashing_the_complete_prompt(ids: list[int], blocks: int) -> None:
     hasher = BlockHasher(KEY, block_size=4)
-    whole = hasher.hash_blocks(ids)
-    blocks = min(blocks, len(whole))
-    assert hasher.extend(whole[blocks - 1] if blocks else None, ids[4 * blocks :]) == whole[blocks:]
+    complete = hasher.hash_blocks(ids)
+    blocks = min(blocks, len(complete))
+    assert hasher.extend(complete[blocks - 1] if blocks else None, ids[4 * blocks :]) == complete[blocks:]
 
 
 @given(tokens, tokens)
@@ -117,7 +117,7 @@ def test_key_is_created_once_with_mode_0600(tmp_path: Path) -> None:
         keys = set(pool.map(lambda _: load_key(path), range(32)))
     assert len(keys) == 1
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [found.name for found in path.parent.iterdir()] == ["key"]  # nothing is left aside
+    assert [result.name for result in path.parent.iterdir()] == ["key"]  # nothing is left aside
 
 
 def test_key_file_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +147,8 @@ def test_key_readable_by_other_users_gives_a_warning(
     key = load_key(path)
     path.chmod(mode)
     assert load_key(path) == key
-    said = capsys.readouterr().err
-    assert said == (f"warning: {path}: {warned} can read this secret key; expected mode 0600\n" if warned else "")
+    message = capsys.readouterr().err
+    assert message == (f"warning: {path}: {warned} can read this secret key; expected mode 0600\n" if warned else "")
 
 
 def test_group_readable_key_of_another_user_is_accepted(

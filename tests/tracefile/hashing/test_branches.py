@@ -43,8 +43,8 @@ def captured(finder: BranchFinder, prompt: list[int], output: list[int] | None, 
     )
 
 
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    return next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))  # noqa: B905
+def common(item: Sequence[int], other: Sequence[int]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(item, other)) if a != b), min(len(item), len(other)))  # noqa: B905
 
 
 few_tokens = st.lists(st.integers(0, 2), max_size=14)
@@ -79,8 +79,8 @@ def test_branch_finder_evicts_the_least_recent_chain_and_never_overestimates(
     for record, prompt in zip(tokenwise(records, SIZE), prompts, strict=True):
         keys = list(record.block_hashes or ())
         for other_keys, other_tokens in seen:
-            told, true = common(keys, other_keys), common(prompt, other_tokens)
-            assert true // SIZE * SIZE <= told <= true
+            reported, true = common(keys, other_keys), common(prompt, other_tokens)
+            assert true // SIZE * SIZE <= reported <= true
         seen.append((keys, prompt))
 
 
@@ -95,8 +95,8 @@ def test_branches_round_trip(tmp_path: Path, suffix: str) -> None:
             writer.write(record)
     with open_trace(tmp_path / f"t.{suffix}") as reader:
         assert list(reader) == records
-    for one, other in pairwise(tokenwise(records[:2], SIZE)):
-        assert common(list(one.block_hashes or ()), list(other.block_hashes or ())) == 5
+    for item, other in pairwise(tokenwise(records[:2], SIZE)):
+        assert common(list(item.block_hashes or ()), list(other.block_hashes or ())) == 5
 
 
 def test_block_size_must_be_a_multiple(tmp_path: Path) -> None:
@@ -111,10 +111,10 @@ def test_block_size_must_be_a_multiple(tmp_path: Path) -> None:
     for size, shared in ((4, 0), (8, 0)):
         out = tmp_path / f"{size}.jsonl"
         assert main(["convert", str(tmp_path / "t.jsonl"), str(out), "--block-size", str(size)]) == 0
-        new, (one, other) = load_trace(out)
+        new, (item, other) = load_trace(out)
         assert (new.block_size, new.hash) == (size, HashInfo(algorithm="xxh3_64"))
-        assert (len(one.block_hashes or ()), one.branch_tokens) == (7 // size, None)
-        assert common(list(one.block_hashes or ()), list(other.block_hashes or ())) == shared
+        assert (len(item.block_hashes or ()), item.branch_tokens) == (7 // size, None)
+        assert common(list(item.block_hashes or ()), list(other.block_hashes or ())) == shared
         assert main(["check", str(out)]) == 0
     with pytest.raises(InputError, match="--block-size 6: expected a multiple of the trace's block size \\(4\\)"):
         main(["convert", str(tmp_path / "t.jsonl"), str(tmp_path / "o"), "--block-size", "6"])
@@ -122,12 +122,12 @@ def test_block_size_must_be_a_multiple(tmp_path: Path) -> None:
 
 def test_cyclic_branches_terminate() -> None:
     branches = Branches(SIZE)
-    for number, (own, other) in enumerate([(7, 8), (8, 7), (9, 9)]):
+    for number, (local, other) in enumerate([(7, 8), (8, 7), (9, 9)]):
         branches.learn(
             Record(
                 request_id=RequestId(f"r{number}"),
                 prompt_tokens=4,
-                block_hashes=[BlockHash(own)],
+                block_hashes=[BlockHash(local)],
                 branch_tokens=2,
                 branch_hash=BlockHash(other),
             )

@@ -69,7 +69,7 @@ def test_a_file_url_is_a_path(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         (
             "memory://nothing/there",
@@ -78,8 +78,8 @@ def test_a_file_url_is_a_path(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ("nosuch://user:CANARY@host/x?token=CANARY", "nosuch://host/x: ValueError; expected a trace"),
     ],
 )
-def test_url_errors_have_no_credentials(url: str, said: str) -> None:
+def test_url_errors_have_no_credentials(url: str, message: str) -> None:
     with pytest.raises(InputError) as refused:
         load_trace(url)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "CANARY" not in str(refused.value)

@@ -67,8 +67,8 @@ def test_repair_keeps_exactly_the_complete_records(
 ) -> None:
     path = tmp_path_factory.mktemp("cut") / f"a.jsonl{suffix}"
     written = write(path, filled)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: round(share * len(whole))])
+    complete = path.read_bytes()
+    path.write_bytes(complete[: round(share * len(complete))])
     survived = readable(path)
     assert survived == written[: len(survived)]
     repaired = repair(path)
@@ -87,10 +87,10 @@ def test_repair_keeps_exactly_the_complete_records(
 def test_every_truncation_of_a_small_file_is_repaired(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.jsonl{suffix}"
     written = write(path, [(0, True), (40, True), (3, True)])
-    whole = path.read_bytes()
+    complete = path.read_bytes()
     kept = set()
-    for cut in range(len(whole) + 1):
-        path.write_bytes(whole[:cut])
+    for cut in range(len(complete) + 1):
+        path.write_bytes(complete[:cut])
         survived = readable(path)
         repaired = repair(path)
         assert repaired.records == len(survived), cut
@@ -106,12 +106,12 @@ def test_only_the_torn_frame_is_rewritten(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("tracefile.storage.compression.FRAME_BYTES", 1000)
     path = tmp_path / f"a.jsonl{suffix}"
     written = write(path, [(400, True)] * 20)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-30])
+    complete = path.read_bytes()
+    path.write_bytes(complete[:-30])
     repaired = repair(path)
     assert 17 <= repaired.records < 20
     assert load_trace(path)[1] == written[: repaired.records]
-    assert path.read_bytes().startswith(whole[: round(0.8 * len(whole))])
+    assert path.read_bytes().startswith(complete[: round(0.8 * len(complete))])
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -120,8 +120,8 @@ def test_only_the_torn_frame_is_rewritten(tmp_path: Path, monkeypatch: pytest.Mo
 def test_zeros_after_a_power_cut_are_dropped(tmp_path_factory: pytest.TempPathFactory, suffix: str, zeros: int) -> None:
     path = tmp_path_factory.mktemp("zeros") / f"a.jsonl{suffix}"
     write(path, [(10, True)] * 3)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-20] + bytes(zeros))
+    complete = path.read_bytes()
+    path.write_bytes(complete[:-20] + bytes(zeros))
     before = len(readable_lines(path))
     assert repair(path).records == before
     assert len(load_trace(path)[1]) == before

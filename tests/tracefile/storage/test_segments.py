@@ -73,10 +73,10 @@ def test_segments_read_as_one_trace_by_folder_manifest_or_name(trace: Path) -> N
 
 def test_errors_have_the_line_in_the_segment(trace: Path) -> None:
     with open_trace(trace) as reader:
-        places = {str(found.request_id): reader.where() for found in reader}
-        assert places["r2"] == f"{segment_path(trace, 1)}:4"
-        assert places["r3"] == f"{segment_path(trace, 2)}:2"
-        assert places["r8"] == f"{part_path(segment_path(trace, 3))}:5"
+        positions = {str(result.request_id): reader.where() for result in reader}
+        assert positions["r2"] == f"{segment_path(trace, 1)}:4"
+        assert positions["r3"] == f"{segment_path(trace, 2)}:2"
+        assert positions["r8"] == f"{part_path(segment_path(trace, 3))}:5"
         assert [reader.where(line) for line in (4, 5, 6)] == [
             f"{segment_path(trace, 1)}:4",
             f"{segment_path(trace, 2)}:1",
@@ -85,8 +85,8 @@ def test_errors_have_the_line_in_the_segment(trace: Path) -> None:
 
 
 def test_digest_does_not_depend_on_segments(trace: Path, tmp_path: Path) -> None:
-    whole = write(tmp_path / "whole.jsonl", range(9))
-    assert trace_digest(trace.parent) == trace_digest(whole) == trace_digest(manifest_path(trace))
+    complete = write(tmp_path / "whole.jsonl", range(9))
+    assert trace_digest(trace.parent) == trace_digest(complete) == trace_digest(manifest_path(trace))
 
 
 def test_torn_segment_loses_one_line_and_the_next_is_read(trace: Path) -> None:
@@ -97,7 +97,7 @@ def test_torn_segment_loses_one_line_and_the_next_is_read(trace: Path) -> None:
         file.write(b'{"request_id":"r0","arrival_ms":0.0,"e2e_ms":0.5}\n{"request_id":"r1","arr')
     first.unlink()
     with open_trace(trace.parent) as reader:
-        assert [found.request_id for found in reader] == ["r3", "r4", "r0", "r5", "r6", "r7", "r8"]
+        assert [result.request_id for result in reader] == ["r3", "r4", "r0", "r5", "r6", "r7", "r8"]
         assert f"{plain}:3: torn last line" in reader.warnings[-1]
 
 
@@ -144,9 +144,9 @@ def test_a_manifest_is_checked(trace: Path) -> None:
 @pytest.mark.parametrize("name", ["", "..", "../other.jsonl", "/etc/passwd", "a\0b", "a" * 256])
 def test_manifest_refers_to_its_folder_only(trace: Path, name: str) -> None:
     path = manifest_path(trace)
-    found = msgspec.json.decode(path.read_bytes())
-    found["segments"][0]["name"] = name
-    path.write_bytes(msgspec.json.encode(found))
+    result = msgspec.json.decode(path.read_bytes())
+    result["segments"][0]["name"] = name
+    path.write_bytes(msgspec.json.encode(result))
     with pytest.raises(InputError, match=r"segments: name: .*; expected a file's name"):
         open_trace(trace.parent)
 
@@ -155,4 +155,4 @@ def test_segments_are_joined_by_time(trace: Path, tmp_path: Path) -> None:
     parts = [str(segment_path(trace, number)) for number in (2, 1)]
     joined = tmp_path / "joined.jsonl"
     assert main(["convert", *parts, str(joined)]) == 0
-    assert [found.request_id for found in load_trace(joined)[1]] == ["r0", "r1", "r2", "r3", "r4"]
+    assert [result.request_id for result in load_trace(joined)[1]] == ["r0", "r1", "r2", "r3", "r4"]
