@@ -80,7 +80,7 @@ class ClientConnection(Connection, asyncio.BufferedProtocol):
         self._idle_since = self._body_since = self._loop.time()
 
     @property
-    def more_to_come(self) -> bool:
+    def has_more_data(self) -> bool:
         """True if the buffer has more bytes of the request, which the handler gets next."""
         return bool(self._buffer) and not self._body.complete
 

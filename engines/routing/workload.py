@@ -46,16 +46,16 @@ class SessionStatistics:
         self.growth_tokens = _Mean(500.0)
         """Growth of the prompt from turn to turn, in tokens."""
 
-    def count(self, turn: int, *, went_on: bool) -> None:
-        """Count a turn after which the session continued (``went_on``) or ended."""
-        self._turns[min(turn, MAX_TURN)][went_on] += 1
-        self.all_turns[went_on] += 1
+    def count(self, turn: int, *, continued: bool) -> None:
+        """Count a turn after which the session continued (``continued``) or ended."""
+        self._turns[min(turn, MAX_TURN)][continued] += 1
+        self.all_turns[continued] += 1
 
     def continuation_probability(self, turn: int) -> float:
         """Return the probability of a further turn after ``turn`` (from 1)."""
         overall = (self.all_turns[True] + 1.0) / (sum(self.all_turns) + 2.0)
-        ended, went_on = self._turns[min(turn, MAX_TURN)]
-        return (went_on + PRIOR_SESSIONS * overall) / (went_on + ended + PRIOR_SESSIONS)
+        ended, continued = self._turns[min(turn, MAX_TURN)]
+        return (continued + PRIOR_SESSIONS * overall) / (continued + ended + PRIOR_SESSIONS)
 
     def expected_turns(self, turn: int) -> float:
         """Return the expected number of turns within the ``TURNS_AHEAD`` after ``turn``."""
@@ -142,7 +142,7 @@ class WorkloadAware:
             shared_tokens = min(engine.overlap * request.block_tokens, request.prompt_tokens)
             self._sessions[request.session] = session = _Session(shared_tokens=shared_tokens)
         elif not session.in_flight:
-            self.statistics.count(session.turn, went_on=True)
+            self.statistics.count(session.turn, continued=True)
             self.statistics.think_time_s.add(request.arrival_s - session.thinking_since_s)
             self.statistics.growth_tokens.add(max(0.0, request.prompt_tokens - session.context_tokens))
         session.turn = request.turn or session.turn + 1
@@ -206,7 +206,7 @@ class WorkloadAware:
             thinking_since_s, key = self._thinking.popleft()
             session = self._sessions.get(key)
             if session is not None and not session.in_flight and session.thinking_since_s == thinking_since_s:
-                self.statistics.count(session.turn, went_on=False)
+                self.statistics.count(session.turn, continued=False)
                 self._count(session, session.index, 0.0)
                 del self._sessions[key]
 

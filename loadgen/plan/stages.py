@@ -66,7 +66,7 @@ class Outline(msgspec.Struct, frozen=True):
 
     stage: Stage
     sessions: Sequence[SessionPlan]
-    alike: bool = False
+    same_prompts: bool = False
     """True: the first turns have one prompt."""
 
 
@@ -85,7 +85,7 @@ def waves(config: LoadConfig) -> Iterator[Wave]:
     for outline in outlines(config):
         plans = outline.sessions[:left]
         sessions = [_draw_session(config, next(numbers), plan) for plan in plans]
-        if outline.alike:
+        if outline.same_prompts:
             sessions = [_with_first_prompt(sessions[0], session) for session in sessions]
         yield Wave(outline.stage, sessions, [_space(config.seed, session.index) for session in sessions])
         left = None if left is None else left - len(plans)
@@ -112,7 +112,7 @@ def round_of(config: LoadConfig, number: int) -> Iterator[Outline]:
     for width in widths:
         yield Outline("long", [extended(fraction_of(prompts, 2 / width), output)] * width)
     for width in widths[-2:]:
-        yield Outline("shared", [[TurnPlan(fraction_of(prompts, 1 / 4), output)]] * width, alike=True)
+        yield Outline("shared", [[TurnPlan(fraction_of(prompts, 1 / 4), output)]] * width, same_prompts=True)
     for prompt in (ladder[0], fraction_of(prompts, 1 / 4), ladder[-1]):
         yield Outline("rested", [rested(prompt)])
     for share in (1, 1 / 4):

@@ -88,8 +88,8 @@ def refuse_earlier(settings: RunSettings) -> None:
 
 def worker_count(config: RunConfig, cores: int) -> int:
     """Number of workers, limited by sessions and requests in flight."""
-    wanted = cores if config.settings.procs is None else config.settings.procs
-    count = min(bound for bound in (wanted, config.sessions, config.parallel) if bound is not None)
+    requested = cores if config.settings.procs is None else config.settings.procs
+    count = min(bound for bound in (requested, config.sessions, config.parallel) if bound is not None)
     if config.settings.ray is not None and count > cores:
         raise InputError(f"--procs: {count} workers on {cores} cores; expected a Ray cluster with a core for each")
     return max(1, count)

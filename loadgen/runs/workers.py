@@ -197,10 +197,10 @@ class WorkerProcess:
 
     async def _report(self) -> None:
         await child_left(self._process, LEAVE_S)
-        self._on_message(Failed(f"{self.where} {how_it_ended(self._process.poll())}", is_input=False))
+        self._on_message(Failed(f"{self.where} {exit_text(self._process.poll())}", is_input=False))
 
 
-def how_it_ended(code: int | None) -> str:
+def exit_text(code: int | None) -> str:
     if code is None:
         return "closed its socket"
     if code < 0:

@@ -87,7 +87,7 @@ def check_slos(run: Run, slos: Sequence[Threshold], workload: Workload) -> list[
 def _evaluate(run: Run, threshold: Threshold, workload: Workload) -> SloResult:
     result = _value(run, threshold, workload)
     if result is None:
-        raise InputError(f"--slo {threshold.text}: {run.file} {_lack(run, threshold)}")
+        raise InputError(f"--slo {threshold.text}: {run.file} {_missing_metric(run, threshold)}")
     value, n = result
     return SloResult(
         slo=threshold.text,
@@ -123,7 +123,7 @@ def refuse_without_streams(slos: Sequence[Threshold]) -> None:
             raise InputError(f"--slo {slo.text}: needs streams; expected no --no-stream, or a limit on e2e")
 
 
-def _lack(run: Run, threshold: Threshold) -> str:
+def _missing_metric(run: Run, threshold: Threshold) -> str:
     """Return the missing fields of an SLO as text, with advice."""
     metric, cohort = threshold.metric, threshold.cohort
     if cohort is not None:

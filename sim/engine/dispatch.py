@@ -135,8 +135,8 @@ class Timeline:
         arrivals_ms.append(now_ms)
         while arrivals_ms[0] < now_ms - 1e3 * self._scale.window_s:
             arrivals_ms.popleft()
-        wanted = ceil(len(arrivals_ms) / self._scale.window_s / self._scale.rate)
-        while self._started < min(wanted, len(self._up)):
+        target = ceil(len(arrivals_ms) / self._scale.window_s / self._scale.rate)
+        while self._started < min(target, len(self._up)):
             self.log.append((now_ms, "starting", self._started))
             self._schedule(now_ms + 1e3 * self._scale.startup_s, self._start, self._started)
             self._started += 1

@@ -231,16 +231,16 @@ class CapturedSchedule:
             next_ms for next_ms in self._token_times.ends_ms(ahead.sampling, more - later + 1) if next_ms > end_ms
         ]
         until_ms = (end_ms + min(nexts_ms)) / 2.0 if nexts_ms else end_ms + self._token_times.slack_ms
-        came = arrival_ms <= self._now_ms or (arrival_ms < end_ms and (not more or later < 0))
-        return came and first_ms <= until_ms
+        has_arrived = arrival_ms <= self._now_ms or (arrival_ms < end_ms and (not more or later < 0))
+        return has_arrived and first_ms <= until_ms
 
     def _has_arrived(self, index: int, later: int) -> bool:
         if later < 0:
             return True
-        came = self._requests[index].arrival_ms <= self._now_ms
-        if came and later > 0:
+        has_arrived = self._requests[index].arrival_ms <= self._now_ms
+        if has_arrived and later > 0:
             self._remaining_shifts[index] = later - 1
-        return came and later == 0
+        return has_arrived and later == 0
 
     def _end_of(self, step: Step, sampling: Sequence[tuple[int, int]]) -> float:
         """Return the end of ``step``: median of its tokens' times; without tokens, its share of the prefill."""

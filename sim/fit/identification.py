@@ -42,11 +42,11 @@ class Coverage:
     longest_cold: int
     longest_warm: int
     """Longest prompt with a prefix hit of more than half; 0: none."""
-    answers_at_once: int
+    decodes_per_step: int
     """Most requests that decoded in one step."""
-    shallowest_answer: int
+    shortest_decode_context: int
     """Fewest KV tokens per decoding request, as a mean over the batch."""
-    deepest_answer: int
+    longest_decode_context: int
     idle_arrivals: int
     """Requests with a TTFT that arrived at an idle engine."""
 
@@ -54,8 +54,8 @@ class Coverage:
         warm = f"warm ones of up to {self.longest_warm:,}" if self.longest_warm else "none warm"
         return (
             f"cold prompts of {self.shortest_cold:,} to {self.longest_cold:,} tokens ({self.step_tokens:,} a step), "
-            f"{warm}; up to {self.answers_at_once} outputs at once, behind them {self.shallowest_answer:,} to "
-            f"{self.deepest_answer:,} tokens; {self.idle_arrivals} arrivals at an idle engine"
+            f"{warm}; up to {self.decodes_per_step} decodes a step, with {self.shortest_decode_context:,} to "
+            f"{self.longest_decode_context:,} KV tokens each; {self.idle_arrivals} arrivals at an idle engine"
         )
 
 
@@ -71,9 +71,9 @@ def coverage_of(observed: Observations, requests: Requests, step_tokens: int) ->
         shortest_cold=_quantile(uncached, 0.02),
         longest_cold=_reached(uncached, _MIN_REQUESTS),
         longest_warm=_reached(warm, _MIN_REQUESTS),
-        answers_at_once=_reached(counts[:, DECODES] / observed.steps[decoding], LEAST_INTERVALS),
-        shallowest_answer=_quantile(depths, 0.02),
-        deepest_answer=_reached(depths, LEAST_INTERVALS),
+        decodes_per_step=_reached(counts[:, DECODES] / observed.steps[decoding], LEAST_INTERVALS),
+        shortest_decode_context=_quantile(depths, 0.02),
+        longest_decode_context=_reached(depths, LEAST_INTERVALS),
         idle_arrivals=int(observed.opens.sum()),
     )
 
@@ -86,7 +86,7 @@ def _reached(values: FloatArray, count: int) -> int:
     return round(float(np.sort(values)[-min(count, len(values))])) if len(values) else 0
 
 
-def lack(name: str, reach: Coverage) -> str | None:
+def missing_range(name: str, reach: Coverage) -> str | None:
     """Return the range of prompts, decodes or arrivals that parameter ``name`` lacks; None: no known gap."""
     no_warm = (
         f"the longest warm prompt has {reach.longest_warm:,} tokens" if reach.longest_warm else "no prompt was warm"
@@ -102,12 +102,12 @@ def lack(name: str, reach: Coverage) -> str | None:
             f"no cold prompt is longer than {reach.longest_cold:,} tokens, and a step takes {reach.step_tokens:,}",
         ),
         "per_decode_ms": (
-            reach.answers_at_once < _WIDE,
-            f"never more than {reach.answers_at_once} outputs were generated at once",
+            reach.decodes_per_step < _WIDE,
+            f"a step never had more than {reach.decodes_per_step} decodes",
         ),
         "per_kv_token_ms": (
-            reach.deepest_answer < max(_WIDE * reach.shallowest_answer, reach.step_tokens),
-            f"outputs had {reach.shallowest_answer:,} to {reach.deepest_answer:,} tokens behind them",
+            reach.longest_decode_context < max(_WIDE * reach.shortest_decode_context, reach.step_tokens),
+            f"decodes had {reach.shortest_decode_context:,} to {reach.longest_decode_context:,} KV tokens",
         ),
         "frontend_base_ms": (
             reach.idle_arrivals < _MIN_REQUESTS,
@@ -160,7 +160,7 @@ def find_unidentified(
     unidentified, twins = [], confounded(observed, free)
     for column in free:
         name = TERMS[column].name
-        missing = lack(name, coverage)
+        missing = missing_range(name, coverage)
         why = _open(observed, column, parameters, draws, matters=missing is not None)
         if column in twins:
             why = f"only its sum with {' and '.join(TERMS[other].name for other in twins[column])} shows"

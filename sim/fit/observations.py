@@ -109,8 +109,8 @@ def observe(
             largest = records[max(waiting, key=lambda past: past.row[PREFILL_TOKENS]).largest]
             session = sessions.setdefault(largest.session_id or largest.request_id, len(sessions))
             counts.append(front.counts(waiting, begin_ms, end_ms))
-            goes_on = following is not None and following.opener is None
-            counts[-1][DELIVERED_TOKENS] += front.delays(goes_on=goes_on) * first_tokens - begin_tokens
+            continues = following is not None and following.opener is None
+            counts[-1][DELIVERED_TOKENS] += front.delays(continues=continues) * first_tokens - begin_tokens
             rows.append((begin_ms, end_ms, waiting[0].opener is not None, len(waiting), session))
         begin_ms = end_ms if any(token for _, token in reads) else None
         begin_tokens = first_tokens
@@ -128,9 +128,9 @@ class _ApiServer:
     def first_tokens(self, step: CapturedStep) -> int:
         return sum(self._requests[index].prompt_tokens for index, token in step.sampling if token == 0)
 
-    def delays(self, *, goes_on: bool) -> int:
+    def delays(self, *, continues: bool) -> int:
         """Return by how many delivery times a read is late: 2 on a shared core while the engine runs, else 1."""
-        return 2 if self._reception is not None and goes_on else 1
+        return 2 if self._reception is not None and continues else 1
 
     def counts(self, steps: Sequence[CapturedStep], begin_ms: float, end_ms: float) -> FloatArray:
         total = np.zeros(NUM_TERMS)
@@ -173,23 +173,23 @@ class Reception:
     def __init__(
         self, requests: Sequence[SimulatedRequest], timeline: Sequence[CapturedStep], costs: Sequence[float]
     ) -> None:
-        came = np.array(sorted((item.arrival_ms, item.prompt_tokens) for item in requests if not item.is_as_recorded))
-        came_ms, tokens = came.reshape(-1, 2).T
+        rows = np.array(sorted((item.arrival_ms, item.prompt_tokens) for item in requests if not item.is_as_recorded))
+        arrivals_ms, tokens = rows.reshape(-1, 2).T
         cost = StepCost(list(costs))
         # The first step after an idle time starts when its request has been received.
         reception_ms = [
             0.0 if step.opener is None else cost.reception_ms(requests[step.opener].prompt_tokens) for step in timeline
         ]
         steps = [(step.start_ms + wait_ms, step.end_ms) for step, wait_ms in zip(timeline, reception_ms, strict=True)]
-        self._moments_ms, self._cores_ms = _core_time(steps, float(came_ms.min(initial=np.inf)))
+        self._moments_ms, self._cores_ms = _core_time(steps, float(arrivals_ms.min(initial=np.inf)))
         done_ms = -np.inf
         edges_ms: list[float] = []
-        for arrived_ms, prompt_tokens in zip(self._core_ms(came_ms), tokens, strict=True):
+        for arrived_ms, prompt_tokens in zip(self._core_ms(arrivals_ms), tokens, strict=True):
             began_ms = max(float(arrived_ms), done_ms)
             done_ms = began_ms + max(cost.reception_ms(int(prompt_tokens)), _LEAST_MS)
             edges_ms += [began_ms, done_ms]
         self._edges_ms = np.array(edges_ms)
-        self._requests = np.repeat(np.arange(len(came) + 1.0), 2)[1:-1]
+        self._requests = np.repeat(np.arange(len(rows) + 1.0), 2)[1:-1]
         self._tokens = np.repeat(np.cumsum([0.0, *tokens]), 2)[1:-1]
 
     def between(self, begin_ms: float, end_ms: float) -> tuple[float, float]:

@@ -204,8 +204,8 @@ def choose(fits: Sequence[Fit]) -> Fit:
 
 
 def default_terms(extra: Sequence[str]) -> tuple[str, ...]:
-    wanted = {*DEFAULT_TERMS, *extra}
-    return tuple(term.name for term in TERMS if term.name in wanted)
+    names = {*DEFAULT_TERMS, *extra}
+    return tuple(term.name for term in TERMS if term.name in names)
 
 
 FOLDS = 5

@@ -48,10 +48,10 @@ def ttft_sample(forecast: Forecast, member: int, rows: IntArray) -> LatencySampl
     arrival_ms, ttft_ms, e2e_ms = (
         column[member, rows] for column in (forecast.arrival_ms, forecast.ttft_ms, forecast.e2e_ms)
     )
-    came = ~np.isnan(ttft_ms)
-    gave_up = ~came & (forecast.outcome[member, rows] == ABORTED)
-    end = np.where(came, EVENT, np.where(gave_up, CENSORED, FAILED)).astype(np.int8)
-    time_ms = np.where(came, ttft_ms, e2e_ms)
+    has_first_token = ~np.isnan(ttft_ms)
+    gave_up = ~has_first_token & (forecast.outcome[member, rows] == ABORTED)
+    end = np.where(has_first_token, EVENT, np.where(gave_up, CENSORED, FAILED)).astype(np.int8)
+    time_ms = np.where(has_first_token, ttft_ms, e2e_ms)
     complete = ~np.isnan(arrival_ms) & ~np.isnan(time_ms)
     return latency_sample(time_ms[complete], end[complete], rows[complete])
 

@@ -245,8 +245,8 @@ def member_run(forecast: Forecast, number: int, run: Run) -> Run:
 
 
 def _in_flight(arrival_ms: FloatArray, e2e_ms: FloatArray) -> IntArray:
-    came, gone = np.sort(arrival_ms), np.sort(arrival_ms + e2e_ms)
-    counts = np.searchsorted(came, arrival_ms, side="right") - np.searchsorted(gone, arrival_ms, side="right")
+    starts_ms, ends_ms = np.sort(arrival_ms), np.sort(arrival_ms + e2e_ms)
+    counts = np.searchsorted(starts_ms, arrival_ms, side="right") - np.searchsorted(ends_ms, arrival_ms, side="right")
     return np.where(np.isnan(arrival_ms), recording.UNKNOWN, np.maximum(counts, 1))
 
 

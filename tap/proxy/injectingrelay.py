@@ -51,7 +51,7 @@ _decode = msgspec.json.Decoder(Request).decode
 
 
 def inject(
-    body: bytes, endpoint: Endpoint, dialect: DialectName, wanted: frozenset[Injection]
+    body: bytes, endpoint: Endpoint, dialect: DialectName, requested: frozenset[Injection]
 ) -> tuple[bytes, frozenset[Injection]]:
     """Return the body with the injected members, and the injections; members of the client are never overridden.
 
@@ -62,7 +62,7 @@ def inject(
     request = _decode(body)
     members: dict[Injection, bytes] = {}
     if bytes(request.stream) == b"true" and request.has_prompt(endpoint):
-        supported = wanted & DIALECTS[dialect].injectable
+        supported = requested & DIALECTS[dialect].injectable
         if "token-ids" in supported and _accepts_token_ids(request, endpoint):
             members["token-ids"] = b',"return_token_ids":true'
         if "usage" in supported and request.stream_options is _ABSENT:
@@ -90,7 +90,7 @@ SIGNED = frozenset(
 class InjectingRelays(Relays):
     """Relays that inject usage or token ids into requests, as far as the upstream's dialect supports them."""
 
-    wanted: frozenset[Injection] = field(kw_only=True)
+    requested: frozenset[Injection] = field(kw_only=True)
     skipped: Counter[str] = field(init=False, default_factory=Counter)
     """Requests without injection, and responses that keep the injected fields, by reason."""
 
@@ -135,11 +135,11 @@ def new_relays(
     max_body_bytes: int,
     keep_headers: Sequence[str] = (),
     *,
-    wanted: Collection[Injection],
+    requested: Collection[Injection],
 ) -> Relays:
-    if not wanted:
+    if not requested:
         return Relays(upstreams, link, budget, max_body_bytes, keep_headers)
-    return InjectingRelays(upstreams, link, budget, max_body_bytes, keep_headers, wanted=frozenset(wanted))
+    return InjectingRelays(upstreams, link, budget, max_body_bytes, keep_headers, requested=frozenset(requested))
 
 
 class InjectingRelay(RoutedRelay):
@@ -194,7 +194,7 @@ class InjectingRelay(RoutedRelay):
         dialect = self._assignment.upstream.dialect
         if body is not None and dialect is not None:
             try:
-                injected_body, added = inject(body, self._endpoint, dialect, self._relays.wanted)
+                injected_body, added = inject(body, self._endpoint, dialect, self._relays.requested)
             except NOT_JSON:
                 added = frozenset()
                 self._relays.count_skipped("request_not_json")

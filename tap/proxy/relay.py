@@ -126,7 +126,7 @@ class Relay:
     def begin(self) -> None:
         """Send the head, and the body bytes of the same read, to the upstream in one write."""
         self._capture = self._relays.new_capture(self._head, self._assignment.upstream.base_path)
-        if not self._client.more_to_come:
+        if not self._client.has_more_data:
             self._send_request()
 
     def _send_request(self) -> None:
@@ -218,7 +218,7 @@ class Relay:
             start = head.raw
         else:
             start = client_head(head, self._response_headers(head))
-        if self._server is not None and self._server.more_to_come:
+        if self._server is not None and self._server.has_more_data:
             self._response_start = start
         else:
             self._client.write(start)
@@ -332,9 +332,9 @@ class RoutedRelay(Relay):
         self._capture = self._relays.new_capture(self._head, self._assignment.upstream.base_path)
         if not self._missing_bytes:
             self._choose()
-            if not self._client.more_to_come:
+            if not self._client.has_more_data:
                 self._send_request()
-        elif not self._client.more_to_come:
+        elif not self._client.has_more_data:
             self._wait()
 
     def request_body(self, raw: bytes, data: bytes) -> None:

@@ -60,7 +60,7 @@ class Worker:
         self._link = RecorderLink(f"{setup.folder}/{RECORDER_SOCKET}", self._budget, counts, setup.number)
         self._relays = new_relays(
             *(self._upstreams, self._link, self._budget, settings.max_body_bytes, settings.keep_headers),
-            wanted=settings.inject,
+            requested=settings.inject,
         )
         self._server = Server(self._relays.new_relay)
 

@@ -232,11 +232,11 @@ class SegmentedTrace:
         if not self._rotates:
             yield from records_of(self.path, skipped=self.recorded - count)
             return
-        wanted: list[Segment] = []
+        newest: list[Segment] = []
         for segment in reversed(self.manifest.segments):
-            if sum(segment.records for segment in wanted) < count:
-                wanted.insert(0, segment)
-        for segment in wanted:
+            if sum(segment.records for segment in newest) < count:
+                newest.insert(0, segment)
+        for segment in newest:
             if (path := self.path.with_name(segment.name)).exists():
                 yield from records_of(path)
 

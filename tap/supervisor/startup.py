@@ -39,17 +39,17 @@ async def probe_engine(settings: Settings, facts: EngineFacts, origin: Origin) -
 def _probed(settings: Settings, facts: EngineFacts, origin: Origin) -> tuple[Settings, str, Sequence[str]]:
     dialect = settings.dialect or facts.dialect
     recognised = Recognised(DIALECTS[dialect or "openai"], "" if dialect else "no evidence of another engine")
-    target, why = Target(str(origin), settings.model or facts.model, recognised, facts), ""
+    target, reason = Target(str(origin), settings.model or facts.model, recognised, facts), ""
     with ControlClient(str(origin), settings.access, timeout_s=PAGE_TIMEOUT_S) as control:
         if settings.engine_facts:
             target = probe_cache(control, target)
         if settings.tokenizer == AUTO:
-            tokenizer, why = _tokenizer(settings, facts, control)
+            tokenizer, reason = _tokenizer(settings, facts, control)
             settings = msgspec.structs.replace(settings, tokenizer=tokenizer)
-    parts = [*target.words()[1:], f"tokenizer {settings.tokenizer}{why}"]
+    parts = [*target.words()[1:], f"tokenizer {settings.tokenizer}{reason}"]
     if settings.inject and dialect and (injected := settings.inject & DIALECTS[dialect].injectable):
         parts.append(f"injects {' and '.join(sorted(injected))}")
-    is_without = settings.tokenizer == "ids" and why and not settings.inject_auto
+    is_without = settings.tokenizer == "ids" and reason and not settings.inject_auto
     notes = [] if not settings.engine_facts else [*target.load_notes(), *target.cache_notes()]
     notes += [WITHOUT_TOKENIZER] if is_without else []
     return settings, " · ".join(parts), notes + _injection_notes(settings, dialect)

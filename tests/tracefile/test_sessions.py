@@ -199,10 +199,10 @@ def oracle_parent(child: Record, evidence: list[Record]) -> str | None:
             (i for i, pair in enumerate(zip(prompt, chain, strict=False)) if pair[0] != pair[1]),
             min(len(prompt), len(chain)),
         )
-        goes_on = len(local) < len(prompt) or (not complete and len(local) == len(prompt))
+        continues = len(local) < len(prompt) or (not complete and len(local) == len(prompt))
         if common > len(local):
             by_output.append((common, common == len(chain), r))
-        if local and goes_on and not oracle_shared(local, enders, evidence):
+        if local and continues and not oracle_shared(local, enders, evidence):
             by_prompt.append((len(local), r))
     best = [max(by_output, key=lambda item: (item[0], item[1], end(item[2])))[::2]] if by_output else []
     best += [max(by_prompt, key=lambda item: (item[0], end(item[1])))] if by_prompt else []
@@ -214,8 +214,8 @@ def oracle_shared(prompt: list[BlockHash], enders: list[Record], evidence: list[
     following = set()
     for r in evidence:
         other, _, complete = oracle_chain(r)
-        goes_on = len(other) > len(prompt) or (not complete and len(other) == len(prompt))
-        if other[: len(prompt)] == prompt and goes_on:
+        continues = len(other) > len(prompt) or (not complete and len(other) == len(prompt))
+        if other[: len(prompt)] == prompt and continues:
             if (r.arrival_ms or 0.0) < first_end:
                 return True
             following.update(other[len(prompt) : len(prompt) + 1])

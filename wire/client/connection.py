@@ -75,7 +75,7 @@ class ServerConnection(Connection, asyncio.Protocol):
         self._body: FixedBody | ChunkedBody = FixedBody(0)
         self._num_informational = 0
         self._answered = False
-        self.more_to_come = False
+        self.has_more_data = False
         """True: the read with the final head has body bytes or the end of the response, which follow at once."""
         self.malformed = False
         """True: the response violates the framing rules, although its end is certain."""
@@ -226,7 +226,7 @@ class ServerConnection(Connection, asyncio.Protocol):
         else:
             framing = 0 if self._head_only else head.framing
             self._head, self._body = head, ChunkedBody(lenient=True) if framing == "chunked" else FixedBody(framing)
-            self.more_to_come = more or self._body.complete
+            self.has_more_data = more or self._body.complete
         self._stop_head_timer()
         sink.response_head(head)
 

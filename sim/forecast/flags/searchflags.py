@@ -17,9 +17,9 @@ examples:
 
 def add_arguments(parser: Parser) -> None:
     add_capture_arguments(parser)
-    wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--minimize", choices=MINIMIZED, help="find the smallest value (this or --maximize)")
-    wanted.add_argument("--maximize", choices=["rate"], help="find the largest value (this or --minimize)")
+    goal = parser.add_mutually_exclusive_group(required=True)
+    goal.add_argument("--minimize", choices=MINIMIZED, help="find the smallest value (this or --maximize)")
+    goal.add_argument("--maximize", choices=["rate"], help="find the largest value (this or --minimize)")
     parser.add_argument(
         "--target",
         required=True,
