@@ -42,11 +42,11 @@ class Coverage:
     longest_cold: int
     longest_warm: int
     """Longest prompt with a prefix hit of more than half; 0: none."""
-    decodes_per_step: int
+    answers_at_once: int
     """Most requests that decoded in one step."""
-    shortest_decode_context: int
+    shallowest_answer: int
     """Fewest KV tokens per decoding request, as a mean over the batch."""
-    longest_decode_context: int
+    deepest_answer: int
     idle_arrivals: int
     """Requests with a TTFT that arrived at an idle engine."""
 
@@ -54,8 +54,8 @@ class Coverage:
         warm = f"warm ones of up to {self.longest_warm:,}" if self.longest_warm else "none warm"
         return (
             f"cold prompts of {self.shortest_cold:,} to {self.longest_cold:,} tokens ({self.step_tokens:,} a step), "
-            f"{warm}; up to {self.decodes_per_step} decodes a step, with {self.shortest_decode_context:,} to "
-            f"{self.longest_decode_context:,} KV tokens each; {self.idle_arrivals} arrivals at an idle engine"
+            f"{warm}; up to {self.answers_at_once} decodes a step, with {self.shallowest_answer:,} to "
+            f"{self.deepest_answer:,} KV tokens each; {self.idle_arrivals} arrivals at an idle engine"
         )
 
 
@@ -71,9 +71,9 @@ def coverage_of(observed: Observations, requests: Requests, step_tokens: int) ->
         shortest_cold=_quantile(uncached, 0.02),
         longest_cold=_reached(uncached, _MIN_REQUESTS),
         longest_warm=_reached(warm, _MIN_REQUESTS),
-        decodes_per_step=_reached(counts[:, DECODES] / observed.steps[decoding], LEAST_INTERVALS),
-        shortest_decode_context=_quantile(depths, 0.02),
-        longest_decode_context=_reached(depths, LEAST_INTERVALS),
+        answers_at_once=_reached(counts[:, DECODES] / observed.steps[decoding], LEAST_INTERVALS),
+        shallowest_answer=_quantile(depths, 0.02),
+        deepest_answer=_reached(depths, LEAST_INTERVALS),
         idle_arrivals=int(observed.opens.sum()),
     )
 
@@ -102,12 +102,12 @@ def missing_range(name: str, reach: Coverage) -> str | None:
             f"no cold prompt is longer than {reach.longest_cold:,} tokens, and a step takes {reach.step_tokens:,}",
         ),
         "per_decode_ms": (
-            reach.decodes_per_step < _WIDE,
-            f"a step never had more than {reach.decodes_per_step} decodes",
+            reach.answers_at_once < _WIDE,
+            f"never more than {reach.answers_at_once} outputs were generated at once",
         ),
         "per_kv_token_ms": (
-            reach.longest_decode_context < max(_WIDE * reach.shortest_decode_context, reach.step_tokens),
-            f"decodes had {reach.shortest_decode_context:,} to {reach.longest_decode_context:,} KV tokens",
+            reach.deepest_answer < max(_WIDE * reach.shallowest_answer, reach.step_tokens),
+            f"outputs had {reach.shallowest_answer:,} to {reach.deepest_answer:,} tokens behind them",
         ),
         "frontend_base_ms": (
             reach.idle_arrivals < _MIN_REQUESTS,

@@ -117,8 +117,8 @@ BEYOND_LOG_SD = 0.2
 """Standard deviation of log(speed) for each doubling beyond the captures. With 32 outputs at once instead of the 16
 fitted, a real engine was 25 % faster than its forecast at the median."""
 _EXTENTS_OF_FIT = {
-    "decodes_per_step": "outputs at once",
-    "longest_decode_context": "tokens behind the outputs",
+    "answers_at_once": "outputs at once",
+    "deepest_answer": "tokens behind the outputs",
     "longest_cold": "uncached tokens in a prompt",
     "longest_warm": "tokens in a mostly cached prompt",
 }
@@ -130,8 +130,8 @@ def _extents(run: PointRun) -> dict[str, float]:
     depth = run.counts[:, KV_TOKENS] + run.counts[:, REPEATED_KV_TOKENS]
     prompts, uncached = run.prompt_tokens, run.prompt_tokens - run.cached_tokens
     extents = {
-        "decodes_per_step": decoding[decoding > 0.0],
-        "longest_decode_context": depth[decoding > 0.0] / decoding[decoding > 0.0],
+        "answers_at_once": decoding[decoding > 0.0],
+        "deepest_answer": depth[decoding > 0.0] / decoding[decoding > 0.0],
         "longest_cold": uncached,
         "longest_warm": prompts[uncached < prompts / 2],
     }

@@ -381,7 +381,7 @@ class Lab:
                 upstreams = Upstreams(entries, live_policy(config.route))
                 relays = new_relays(
                     *(upstreams, link, budget, config.max_body_bytes, config.keep_headers),
-                    wanted=config.inject,
+                    requested=config.inject,
                 )
                 server = Server(relays.new_relay)
                 port = await listen(server)

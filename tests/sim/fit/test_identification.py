@@ -12,7 +12,7 @@ from sim.fit.fitting import FitConfig, Fitted, fit_traces
 from sim.fit.identification import (
     Coverage,
     describe_open,
-    lack,
+    missing_range,
     next_capture,
 )
 from sim.forecast.calibrate import describe_fit
@@ -25,9 +25,9 @@ ALL = Coverage(
     shortest_cold=16,
     longest_cold=9000,
     longest_warm=9500,
-    decodes_per_step=8,
-    shortest_decode_context=90,
-    longest_decode_context=9000,
+    answers_at_once=8,
+    shallowest_answer=90,
+    deepest_answer=9000,
     idle_arrivals=20,
 )
 
@@ -36,13 +36,13 @@ ALL = Coverage(
     ("changes", "parameter", "message"),
     [
         ({"shortest_cold": 3000}, "per_prefill_token_ms", "cold prompts are all of 3,000 to 9,000 tokens"),
-        ({"decodes_per_step": 1}, "per_decode_ms", "never more than 1 outputs were generated at once"),
+        ({"answers_at_once": 1}, "per_decode_ms", "never more than 1 outputs were generated at once"),
         ({"longest_warm": 0}, "frontend_ms_per_prompt_token", "no prompt was warm"),
     ],
 )
 def test_missing_load_is_reported(changes: dict[str, int], parameter: str, message: str) -> None:
-    assert lack(parameter, replace(ALL, **changes)) == message
-    assert lack(parameter, ALL) is None
+    assert missing_range(parameter, replace(ALL, **changes)) == message
+    assert missing_range(parameter, ALL) is None
 
 
 def fit(folder: Path, flags: str) -> Fitted:
@@ -93,8 +93,8 @@ def test_calibration_load_identifies_all_terms(tmp_path: Path) -> None:
     assert fitted.unidentified == []
     assert fitted.model.diagnostics["next_capture"] is None
     held = Coverage(**fitted.model.diagnostics["coverage"])
-    assert [lack(name, held) for name in fitted.model.parameters] == [None] * 8
-    assert held.decodes_per_step >= 7  # of 8, nearly at once
+    assert [missing_range(name, held) for name in fitted.model.parameters] == [None] * 8
+    assert held.answers_at_once >= 7  # of 8, nearly at once
     assert held.longest_cold > 6000
     assert str(held) in " ".join(map(str.strip, describe_fit(fitted.model)))
 
