@@ -57,7 +57,7 @@ sys.meta_path.insert(0, SourceFinder)
 
 @cache
 def warn_if_plain() -> None:
-    """Warn once that simulations run uncompiled, unless the user asked for it with ``KVTAPE_PURE``."""
+    """Warn once that simulations run uncompiled, unless the user requested it with ``KVTAPE_PURE``."""
     if not uses_compiled() and not PURE:
         reason = "sources are newer than their compiled form" if recorded() else "not compiled"
         compiles = "a C compiler and another installation compile them"

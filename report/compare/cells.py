@@ -1,7 +1,7 @@
 """Cells of a comparison: a latency metric of a label in a cohort, its curve and quantiles, and pairs of cells.
 
 Captures of one load differ by the engine's pace, so their spread bounds the error of their mean. An error is small
-enough if its whole interval lies within a margin; a larger spread of captures widens it, and excuses nothing.
+enough if its complete interval lies within a margin; a larger spread of captures widens the interval.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from report.pages.figures import Curve
 from tracefile.records.arrays import FloatArray, IntArray
 
 MIN_CELL: Final = 30
-"""LatencySample that each side of a cell needs before anything is said about their difference."""
+"""Fewest latencies on each side of a cell for an error between the two."""
 LEVEL_SHARES: Final[FloatArray] = np.array(list(LEVELS.values()))
 _BULK_POINTS: Final = 240
 _TAIL_POINTS: Final = 120

@@ -131,7 +131,7 @@ MIN_P: Final = 0.05
 def standard_gates(result: Comparison) -> Iterator[GateResult]:
     """Evaluate the default gates of each ensemble: cached tokens, TTFT, bands."""
     for label, forecast in result.forecasts.items():
-        if forecast.pace is not None:  # the capture itself told it
+        if forecast.pace is not None:  # scaled with the capture itself
             continue
         pair = result.pairs[label]
         yield from _cached(label, pair, forecast, result.min_cell)
@@ -226,7 +226,7 @@ def exit_code(gates: Iterable[GateResult]) -> int:
 
 _FEWEST_COHORTS: Final = 3
 ENOUGH_CAPTURES: Final = 3
-"""Captures of one load whose spread tells how well their mean is known."""
+"""Captures of one load that give the uncertainty of their mean."""
 
 
 def advice(result: Comparison) -> list[str]:

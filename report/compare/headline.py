@@ -153,7 +153,7 @@ def _of_run(run: Run) -> list[str]:
     if twice:
         notes.append(f"{run.label}: {twice:,} records repeat a request_id; only the first of each is joined.")
     if unstreamed := len(run) - int(run.streamed.sum()):
-        notes.append(f"{run.label}: {unstreamed:,} of {len(run):,} responses came whole: no TTFT, no ITL.")
+        notes.append(f"{run.label}: {unstreamed:,} of {len(run):,} responses were not streamed: no TTFT, no ITL.")
     if run.meta.source == "sim" and "validation" in run.meta.extra:
         notes.append(f"{run.label}: {run.meta.extra['validation']}.")
     lag = check_lag(measure_client(run))

@@ -121,7 +121,7 @@ def _check(predicted: Run, fitted: set[str], run: Run) -> list[str]:
     if run.meta.source != "sim" and run.digest in fitted:
         raise InputError(
             f"{predicted.file}: {predicted.label}'s model was fitted on {run.label} ({_short(run.digest)}), which "
-            "would judge it here; expected a model fitted on other traces"
+            "is its reference here; expected a model fitted on other traces"
         )
     if run.meta.source != "sim" and source in fitted:
         return [f"{run.label} replays a trace that {predicted.label}'s model was fitted on: not a load unseen."]

@@ -85,7 +85,7 @@ class DurationError(msgspec.Struct, frozen=True, kw_only=True):
     evaluated: bool
     """False: a side has fewer waits than ``min_cell``."""
     verdict: str | None = None
-    """On an ensemble, judged: within band, how far off, or too uncertain to say."""
+    """Verdict on an ensemble: within band, off by x %, or too uncertain to say."""
     p50: QuantileError | None = None
     p90: QuantileError | None = None
     p95: QuantileError | None = None
@@ -135,7 +135,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     undecided: int = 0
     """Quantiles left out of these: the truth is only known to be larger than a value in the band."""
     share: float | None
-    """inside / quantiles. Null: none is judged."""
+    """inside / quantiles. Null: no quantile is evaluated."""
     p_value: float | None = None
     """Share of the capture and the members, together, that lie as far from their middle as the capture."""
     noise: dict[str, float] = {}
@@ -229,8 +229,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     drift_log_sd: float = 0.0
     """Spread of the logarithm of the engine's speed between the fitted captures."""
     pace: float | None = None
-    """Time of the capture's own steps over the model's, by which it was scaled. Null: it was not; a forecast that
-    was scaled is judged by no default gate."""
+    """Step time of the capture over the model's, the factor of a scaled forecast. Null: not scaled. Default gates
+    do not evaluate scaled forecasts."""
     other_settings: list[str] = []
     """Settings that differ from those of the fit."""
     beyond_fit: list[str] = []
@@ -254,4 +254,4 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     forecasts: dict[str, Forecast] = {}
     gates: list[GateResult] = []
     next_steps: list[str] = []
-    """Likely causes of failed gates, and the command that settles each."""
+    """Likely causes of failed gates, and the command that tests each."""

@@ -125,7 +125,7 @@ class Survival:
     name: str
     curve: Curve
     n: int | None = None
-    """LatencySample in the sample. None: the caption tells it."""
+    """Latencies in the sample. None: named in the caption."""
     slot: int
     width: float = 2.2
     dash: str = "solid"

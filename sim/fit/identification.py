@@ -147,8 +147,8 @@ def require_enough(uncached_tokens: FloatArray, gaps: int) -> None:
     low, high = np.quantile(uncached_tokens, [0.05, 0.95])
     if high < 2.0 * max(low, 1.0):
         raise InputError(
-            f"uncached prompts are all of about one size ({low:.0f} to {high:.0f} tokens), so that a step's constant "
-            f"cannot be told from its cost per token: capture {TERMS[PREFILL_TOKENS].capture}, as loadgen --pattern "
+            f"uncached prompts have nearly equal lengths ({low:.0f} to {high:.0f} tokens): a step's constant and its "
+            f"cost per token are not separable; capture {TERMS[PREFILL_TOKENS].capture}, as loadgen --pattern "
             "calibration sends them"
         )
 

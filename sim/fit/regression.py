@@ -37,7 +37,7 @@ class Solution:
     """Robust standard deviation of the relative residuals of intervals with prefill."""
     decode_scale: float
     condition: float
-    """Condition number of the weighted, column-scaled normal equations: over 1e8, terms cannot be told apart."""
+    """Condition number of the weighted, column-scaled normal equations: over 1e8, terms are not separable."""
 
 
 def solve(observed: Observations, free: list[int], assumed: Priors = NO_ASSUMPTIONS) -> Solution:

@@ -1,1 +1,1 @@
-"""Passes over whole traces: summary, check, anonymity."""
+"""Passes over complete traces: summary, check, anonymity."""

@@ -168,7 +168,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     """Request path without query, such as ``/v1/chat/completions``; parts that may be ids are ``*``."""
     model: str | None = None
     stream: bool | None = None
-    """The request asked for a streamed response."""
+    """The request has ``stream``: a streamed response."""
     max_tokens: Count | None = None
     """Requested limit of output tokens. Null: not requested."""
     priority: Word64 | None = None
@@ -179,8 +179,8 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     n: Ordinal | None = None
     """Requested completions. Null: 1."""
     prompt_logprobs: bool | None = None
-    """True: the request asked for log probabilities of prompt tokens, for which vLLM and SGLang skip the prefix cache
-    and compute the complete prompt. Null: not requested."""
+    """True: the request has ``prompt_logprobs``, log probabilities of prompt tokens. vLLM and SGLang skip the prefix
+    cache and compute the complete prompt. Null: not requested."""
     upstream: str | None = None
     """Server of the request, as ``scheme://host:port`` without credentials. Null: none."""
     headers: dict[str, str] | None = None

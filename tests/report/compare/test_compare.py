@@ -83,7 +83,7 @@ def test_non_streamed_responses_have_no_ttft(tmp_path: Path) -> None:
     for record in records[:30]:
         record.stream, record.ttft_ms = False, None
     result = compared(f"t={write(tmp_path / 't', records)}", f"o={write(tmp_path / 'o', records[30:])}")
-    assert "t: 30 of 40 responses came whole: no TTFT, no ITL." in result["notes"]
+    assert "t: 30 of 40 responses were not streamed: no TTFT, no ITL." in result["notes"]
     assert not any(note.startswith("o: ") and "whole" in note for note in result["notes"])
 
 
