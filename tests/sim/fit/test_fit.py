@@ -189,7 +189,7 @@ def test_too_small_capture_is_rejected(tmp_path: Path, synthetic: ModuleType) ->
     copy = write(tmp_path / "copy.jsonl.zst", records, engine_of(truth))
     for traces, message in (
         ((few,), "only 12 requests"),
-        ((same,), "about one size"),
+        ((same,), "nearly equal lengths"),
         ((unsettled,), "--num-gpu-blocks"),
         ((good, copy), "copy.jsonl.zst: the model was fitted on this trace .good.jsonl"),
         ((few, good), "good.jsonl: has requests of few.jsonl, a trace of the model's fit"),
