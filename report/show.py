@@ -17,13 +17,13 @@ from measure.sweepindex import INDEX
 from report.grid import measured as sweeps
 from report.grid import panels
 from report.output import page_path, put_page, write_page
+from report.pages.panels import SCREEN_COLUMNS
 from report.trace import measured, page
 from tracefile.commandline.printing import print_result, printable
 from tracefile.records.errors import InputError
 from tracefile.records.extras import missing_package
 from tracefile.storage.output import PARQUET, check_output
 
-TERMINAL_COLUMNS: Final = 100
 TABLES: Final = ("requests.parquet", "sessions.parquet")
 
 
@@ -65,7 +65,7 @@ def show_trace(path: Path, flags: argparse.Namespace) -> int:
     if flags.files is not None:
         write_files(flags.files, run)
         print(printable(f"files: {flags.files}"), file=sys.stderr)
-    lines = [f"{path.name}: {tables.headline(metrics)}", *wrap(tables.verdict(metrics), TERMINAL_COLUMNS)]
+    lines = [f"{path.name}: {tables.headline(metrics)}", *wrap(tables.verdict(metrics), SCREEN_COLUMNS)]
     lines += tables.metric_lines(metrics)
     print_result(metrics, lines, as_json=flags.json)
     return 0 if all(slo.met for slo in metrics.slos) else 1

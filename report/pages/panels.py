@@ -115,6 +115,9 @@ class Check:
         bad = state in ("failed", "missed", "bad", "warning")
         return "passed" if state in ("passed", "met", "ok") else "failed" if bad else "uncertain"
 
+    def __str__(self) -> str:
+        return f"{self.kind} {self.state}: {self.text}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
@@ -162,10 +165,10 @@ def page_lines(page: Page) -> Iterator[str]:
     for panel in page.panels:
         for table in panel.tables:
             if table.lines and not table.folded:
-                yield from ("", *filter(None, [table.caption]), *table.lines)
+                yield from _table_block(table)
         if panel.lines:
             yield from ("", *panel.lines)
-    yield from (f"{check.kind} {check.state}: {check.text}" for check in page.checks)
+    yield from map(str, page.checks)
     yield from (f"next: {step}" for step in page.steps)
 
 
@@ -176,12 +179,12 @@ def screen_lines(page: Page) -> list[str]:
     above = wrap_lines([*_verdict(checks), *page.headlines[:1], *page.leads, *notes])
     below = wrap_lines(
         [
-            *(f"{check.kind} {check.state}: {check.text}" for check in checks[:_MOST_CHECKS]),
+            *map(str, checks[:_MOST_CHECKS]),
             *(f"next: {step}" for step in page.steps[:2]),
             "more: -v prints all tables, gates and notes; --html PAGE writes the figures",
         ]
     )
-    tables = [line for table in page.brief for line in ("", *filter(None, [table.caption]), *table.lines)]
+    tables = [line for table in page.brief for line in _table_block(table)]
     return [*above, *tables[: SCREEN_LINES - len(above) - len(below) - 1], "", *below][-SCREEN_LINES:]
 
 
@@ -189,9 +192,14 @@ def _verdict(checks: Sequence[Check]) -> Iterator[str]:
     """Yield the outcome of all checks, the worst first, with the number of each."""
     counts = Counter(check.state for check in checks)
     if counts:
-        worst, *better = (f"{count} {state}" for state, count in counts.items())
-        count, _, state = worst.partition(" ")
-        yield f"verdict: {state} ({', '.join([f'{count} of {len(checks)} {checks[0].kind}s', *better])})"
+        (worst, count), *better = counts.items()
+        parts = [f"{count} of {len(checks)} {checks[0].kind}s", *(f"{count} {state}" for state, count in better)]
+        yield f"verdict: {worst} ({', '.join(parts)})"
+
+
+def _table_block(table: Table) -> Iterator[str]:
+    """Yield a blank line, the caption and the lines of a table."""
+    yield from ("", *filter(None, [table.caption]), *table.lines)
 
 
 def wrap_lines(lines: Iterable[str]) -> list[str]:

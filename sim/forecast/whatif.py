@@ -116,23 +116,27 @@ def _notes(captured: Captured, request: WhatIf) -> Iterator[str]:
         yield "open loop: requests arrive at their recorded offsets, divided by --rate"
 
 
-def headline_measure(result: ForecastGrid) -> str:
-    """Return TTFT p90 in the cohort where a prefix cache shows: later turns, else all requests."""
-    return ttft(MAIN[-1] if MAIN[-1] in result.cohorts else MAIN[0], "p90")
+def _headline_cohort(result: ForecastGrid) -> str:
+    """Return the cohort where a prefix cache shows: later turns, else all requests."""
+    return MAIN[-1] if MAIN[-1] in result.cohorts else MAIN[0]
+
+
+def _best_first(result: ForecastGrid, measure: str) -> list[ForecastPoint]:
+    """Return the scenarios by latency, saturated scenarios last."""
+    scenarios = [point for point in result.points if point.kind == "scenario"]
+    return sorted(scenarios, key=lambda point: (point.saturated, point.middle(measure) or np.inf))
 
 
 def headline(result: ForecastGrid) -> str:
     """Return the best scenario and its effect on TTFT p90, in the cohort where the prefix cache shows."""
-    name = headline_measure(result)
+    cohort = _headline_cohort(result)
+    name = ttft(cohort, "p90")
     base = next(point for point in reversed(result.points) if point.kind != "scenario")
-    title, reference = (
-        f"TTFT p90 ({cohort_title(name.split('.')[1]).lower()})",
-        f"{base.name} {value_text(base, name)} ms.",
-    )
-    scenarios = [point for point in result.points if point.kind == "scenario"]
+    title, reference = f"TTFT p90 ({cohort_title(cohort).lower()})", f"{base.name} {value_text(base, name)} ms."
+    scenarios = _best_first(result, name)
     if not scenarios:
         return f"{title}: {reference}"
-    best = min(scenarios, key=lambda point: (point.saturated, point.middle(name) or float("inf")))
+    best = scenarios[0]
     state = "best" if (best.middle(name) or float("inf")) < (base.middle(name) or 0.0) else "nearest"
     state += ", saturated" if best.saturated else ""
     return f"{title}: {best.name} is {state}, {value_text(best, name)} ms ({effect_text(best, name)}); {reference}"
@@ -164,10 +168,8 @@ def what_if_page(result: ForecastGrid) -> Page:
 
 
 def _brief_table(result: ForecastGrid) -> Table:
-    name = headline_measure(result)
-    scenarios = [point for point in result.points if point.kind == "scenario"]
-    scenarios.sort(key=lambda point: (point.saturated, point.middle(name) or np.inf))
-    ordered = [*(point for point in result.points if point.kind != "scenario"), *scenarios]
+    name = ttft(_headline_cohort(result), "p90")
+    ordered = [*(point for point in result.points if point.kind != "scenario"), *_best_first(result, name)]
     rows = [
         [
             point.name,
