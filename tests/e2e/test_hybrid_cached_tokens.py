@@ -19,7 +19,7 @@ from tests.engines.test_modelconfig import OF_VLLM
 from tests.sim.oracles.readable.hybrid import HybridScheduler
 from tests.sim.oracles.readable.request import Request
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.second_vllm]
 SCRIPT = Path(__file__).parents[1] / "sim" / "oracles" / "vllm_engine.py"
 SMALL = {
     **{"vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2},

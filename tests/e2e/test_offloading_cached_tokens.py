@@ -19,7 +19,7 @@ from sim.workload.arrivals import plan_arrivals
 from tests.sim.fleets import COSTS
 from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.second_vllm]
 ORACLES = Path(__file__).parents[1] / "sim" / "oracles"
 BLOCK = 32
 GPU_BLOCKS, HOST_BLOCKS = 61, 100
